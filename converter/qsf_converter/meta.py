@@ -1,5 +1,9 @@
 """Writes units into a file, and records the conversion in META: tensors, options, the source.
 
+META is JSON for people: where the weights came from, what made the file and how well the stored
+weights match the source. It contains no time and no path, so that the same input gives the same
+file.
+
 The types for a target size depend on the size of META, which is not known before rounding:
 `section_bytes` gives an upper bound.
 """
@@ -8,10 +12,12 @@ The types for a target size depend on the size of META, which is not known befor
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import metadata as package_metadata
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,7 +42,6 @@ from qsf_converter.rounding.pieces import (
 )
 from qsf_converter.rounding.plan import KEEP, QUANT_TYPES, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import ErrorSums
-from qsf_converter.sources import metadata
 from qsf_converter.sources.families.rules import Place
 from qsf_converter.sources.source import Source
 
@@ -59,15 +64,49 @@ def meta_bytes(
     stored: StoredLayers,
     costs: Costs,
 ) -> bytes:
-    return metadata.meta_bytes(
-        _origin(source, request),
-        architecture=source.family.name,
-        weights_sha256=source.checkpoint.digest(),
-        options=_options(request, plan.layer_dtype, plan.embedding_dtype),
-        quality=quality.meta(),
-        compression=stored.meta(),
-        costs=costs,
-    )
+    types = (plan.layer_dtype, plan.embedding_dtype)
+    # Of the tensors as they were read, which costs no second read and ignores the sharding.
+    meta = _meta(source, request, types, quality, source.checkpoint.digest())
+    compression = stored.meta()
+    if compression is not None:
+        meta["compression"] = compression
+    return _packed({**meta, **costs})
+
+
+def _meta(
+    source: Source, request: Request, types: tuple[Dtype, Dtype], quality: Quality, digest: str
+) -> dict[str, Any]:
+    origin = source.origin
+    has_type = request.layer_type == KEEP and origin.type_name
+    layers, embeddings = map(dtype_name, types)
+    return {
+        "source": {
+            "name": origin.name,
+            "architecture": source.family.name,
+            **({"type": origin.type_name} if has_type else {}),
+            "config_sha256": origin.config_sha256,
+            "weights_sha256": digest,
+            **({} if origin.stored is None else {"stored": origin.stored}),
+        },
+        "converter": {
+            "name": "qsf-convert",
+            "version": _version(),
+            "options": {**request.meta_options(), "quant_type": layers, "embed_type": embeddings},
+        },
+        "quality": quality.meta(),
+        "licence": origin.licence,
+    }
+
+
+def _packed(meta: dict[str, Any]) -> bytes:
+    return json.dumps(meta, ensure_ascii=False).encode()
+
+
+def _version() -> str:
+    try:
+        return package_metadata.version("qsf")
+    except package_metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def section_bytes(
@@ -86,28 +125,9 @@ def section_bytes(
         counts = (_LARGEST_COUNT, _LARGEST_COUNT)
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
-    meta = metadata.meta_bytes(
-        _origin(source, request),
-        architecture=source.family.name,
-        weights_sha256="0" * 64,
-        options=_options(request, *(QUANT_TYPES[_LONGEST_TYPE],) * 2),
-        quality=quality.meta(),
-    )
+    meta = _packed(_meta(source, request, (QUANT_TYPES[_LONGEST_TYPE],) * 2, quality, "0" * 64))
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
-
-
-def _origin(source: Source, request: Request) -> metadata.Origin:
-    is_kept = request.layer_type == KEEP
-    return source.origin if is_kept else dataclasses.replace(source.origin, type_name="")
-
-
-def _options(request: Request, layers: Dtype, embeddings: Dtype) -> dict[str, str]:
-    return {
-        **request.meta_options(),
-        "quant_type": dtype_name(layers),
-        "embed_type": dtype_name(embeddings),
-    }
 
 
 def _longest_report(target: Target) -> TensorReport:

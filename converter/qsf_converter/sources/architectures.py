@@ -20,7 +20,6 @@ from qsf_converter.sources.families import (
     gemma,
     gpt,
     granite,
-    grouped,
     hybrids,
     latent,
     llama,
@@ -30,7 +29,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, granite, gemma, gpt, experts, grouped, latent, delta, hybrids, encoders)
+    for module in (llama, granite, gemma, gpt, experts, latent, delta, hybrids, encoders)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -131,6 +130,8 @@ def _check_unread(family: Family, config: Config) -> None:
     """Refuse keys that no table reads, unless they are empty or change no logits."""
     neutral = {**_NEUTRAL_VALUES, **family.neutral}
     for name, value in config.unread():
+        if re.fullmatch(family.ignored_keys, name):
+            continue
         allowed = neutral.get(name, ())
         allowed = allowed if isinstance(allowed, (tuple, range)) else (allowed,)
         if value is None or value in allowed:

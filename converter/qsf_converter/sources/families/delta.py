@@ -185,9 +185,6 @@ def _olmo_rope(config: Config, layer_type: str) -> Config:
 
 def _olmo(draft: Draft) -> None:
     config = draft.config
-    for name in ("min", "max"):  # of training
-        config.get(f"linear_a_log_{name}")
-        config.get(f"linear_dt_{name}")
     _mixers(draft)
     factor = 2.0 if config.boolean("linear_allow_neg_eigval") else 1.0
     draft.set_type(LINEAR, beta_factor=factor, value_epsilon=1e-5)
@@ -282,6 +279,7 @@ _DELTA_FAMILIES = (
         defaults=_OLMO_DEFAULTS,
         windows=_layer_types,
         rope_parameters=_olmo_rope,
+        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
         adjust=_olmo,
     ),
     Family(

@@ -72,8 +72,6 @@ def _as_nomic(draft: Draft) -> None:
     as_encoder(draft)
     epsilon = draft.config.positive("layer_norm_eps", draft.arch.norm_epsilon)  # transformers' name
     draft.arch = replace(draft.arch, norm_epsilon=epsilon)
-    for name in ("max_trained_positions", "pad_vocab_size_multiple"):  # without effect
-        draft.config.get(name)
     _add_experts(draft)
 
 
@@ -92,15 +90,6 @@ def _add_experts(draft: Draft) -> None:
     draft.layers = [
         replace(kind, **routed) if i % every == 1 else kind for i, kind in enumerate(draft.layers)
     ]
-
-
-def _as_modern(draft: Draft) -> None:
-    as_encoder(draft)
-    for name in ("classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
-                 "deterministic_flash_attn", "layer_norm_eps", "position_embedding_type",
-                 "reference_compile", "repad_logits_with_grad", "sparse_prediction",
-                 "sparse_pred_ignore_index", "embedding_dropout"):  # fmt: skip
-        draft.config.get(name)  # of heads and training: without effect
 
 
 def _as_embedding_gemma(draft: Draft) -> None:
@@ -256,7 +245,11 @@ _MODERN: Mapping[str, Any] = {
     ),
     "windows": _modern_windows,
     "rope_parameters": _rope_of_modern,
-    "adjust": _as_modern,
+    "adjust": as_encoder,
+    # Of heads and training.
+    "ignored_keys": "classifier_(activation|bias|pooling)|decoder_bias|deterministic_flash_attn"
+    "|layer_norm_eps|position_embedding_type|reference_compile|repad_logits_with_grad"
+    "|sparse_prediction|sparse_pred_ignore_index|embedding_dropout",
 }
 
 # ---- GGUF files ----
@@ -406,6 +399,7 @@ _ENCODERS = (
         defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
         kind={"is_post_norm": True},
         adjust=_as_nomic,
+        ignored_keys="max_trained_positions|pad_vocab_size_multiple",
         rope_parameters=partial(parameters_of, theta="rotary_emb_base"),
         neutral={
             "dense_seq_output": True,

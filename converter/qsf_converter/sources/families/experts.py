@@ -13,12 +13,15 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import shown
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
+from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
 from qsf_converter.sources.families.gguf import EXPERTS, KEYS, VISION_KEYS, Fields, Gguf, windows
+from qsf_converter.sources.families.mtp import mtp_rules
+from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where
 
 # ---- rules ----
@@ -56,7 +59,7 @@ def _gpt_oss_of_gguf() -> r.Rules:
 # ---- configurations ----
 
 
-def route(draft: family.Draft, layers: Collection[int], **routing: Any) -> None:
+def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
     """Give ``layers`` experts, and set the widths of all layers' parts."""
     config, dense_dim = draft.config, draft.dims["ffn"]
     n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
@@ -92,17 +95,17 @@ def by_sum(config: Config) -> ExpertWeights:
     return ExpertWeights.BY_SUM if is_divided else ExpertWeights.AS_IS
 
 
-def route_all(draft: family.Draft, **routing: Any) -> None:
+def route_all(draft: Draft, **routing: Any) -> None:
     """Every layer has experts as wide as ``intermediate_size``, and no other part."""
     draft.dims["expert"] = draft.dims["ffn"]
     route(draft, range(draft.header.n_layers), **routing)
 
 
-def _olmoe(draft: family.Draft) -> None:
+def _olmoe(draft: Draft) -> None:
     route_all(draft, expert_weights=by_sum(draft.config))
 
 
-def _qwen_moe(draft: family.Draft) -> None:
+def _qwen_moe(draft: Draft) -> None:
     config, n_layers = draft.config, draft.header.n_layers
     dense = config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(type(i) is int for i in dense):
@@ -116,13 +119,13 @@ def _qwen_moe(draft: family.Draft) -> None:
     route(draft, layers, expert_weights=by_sum(config))
 
 
-def qwen2_moe(draft: family.Draft) -> None:
+def qwen2_moe(draft: Draft) -> None:
     """Experts and a shared expert, in the layers selected by ``decoder_sparse_step``."""
     draft.dims["shared"] = draft.config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
     _qwen_moe(draft)
 
 
-def _ernie(draft: family.Draft) -> None:
+def _ernie(draft: Draft) -> None:
     config, n_layers = draft.config, draft.header.n_layers
     start, end = (_layer_number(config, f"moe_layer_{name}_index") for name in ("start", "end"))
     interval = config.count("moe_layer_interval", MAX_LAYERS)
@@ -151,7 +154,7 @@ def _layer_number(config: Config, name: str) -> int:
     return value
 
 
-def _gpt_oss(draft: family.Draft) -> None:
+def _gpt_oss(draft: Draft) -> None:
     if draft.header.activation != Activation.SILU:
         raise draft.config.error("hidden_act", "is not supported; supported: silu")
     draft.header = replace(draft.header, activation=Activation.SILU_CLAMPED)
@@ -159,12 +162,12 @@ def _gpt_oss(draft: family.Draft) -> None:
     route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
-EXPERT_DEFAULTS: Mapping[str, Any] = {**family.DEFAULTS, "norm_topk_prob": False}
+EXPERT_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "norm_topk_prob": False}
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
-QWEN_DEFAULTS = family.usual(EXPERT_DEFAULTS, 32768, decoder_sparse_step=1)
+QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, 32768, decoder_sparse_step=1)
 _QWEN3_MOE_RULES = (*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *r.DENSE, r.ROUTER, *r.ENDS)
 
-_mixture = functools.partial(family.Family, layouts=r.LAYOUTS, renames=EXPERT_RENAMES)
+_mixture = functools.partial(Family, layouts=r.LAYOUTS, renames=EXPERT_RENAMES)
 
 # ---- GGUF files ----
 
@@ -191,13 +194,13 @@ _GGUF_ERNIE = Gguf(
 )
 
 
-FAMILIES = (
+_MIXTURES = (
     _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
         gguf=Gguf("olmoe", needs=EXPERTS),
         rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), r.ROUTER, *r.ENDS),
-        defaults=family.usual(EXPERT_DEFAULTS, 4096, 1e-5, experts=(64, 8)),
+        defaults=usual(EXPERT_DEFAULTS, 4096, 1e-5, experts=(64, 8)),
         adjust=_olmoe,
     ),
     _mixture(
@@ -216,7 +219,7 @@ FAMILIES = (
             *r.ENDS,
         ),
         layouts=r.with_shared_gate(),
-        defaults=family.usual(
+        defaults=usual(
             QWEN_DEFAULTS, experts=(60, 4, 1408), shared_expert_intermediate_size=5632, kv_heads=16
         ),
         flags={"qkv_bias": True},
@@ -229,7 +232,7 @@ FAMILIES = (
             "qwen3moe", needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen
         ),
         rules=_QWEN3_MOE_RULES,
-        defaults=family.usual(QWEN_DEFAULTS, experts=(128, 8, 768), kv_heads=4),
+        defaults=usual(QWEN_DEFAULTS, experts=(128, 8, 768), kv_heads=4),
         neutral={"use_qk_norm": True},
         adjust=_qwen_moe,
     ),
@@ -241,7 +244,7 @@ FAMILIES = (
         nested=("Qwen3VLMoeForConditionalGeneration",),
         rules=_QWEN3_MOE_RULES,
         layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
-        defaults=family.usual(
+        defaults=usual(
             QWEN_DEFAULTS,
             128000,
             norm_topk_prob=True,
@@ -260,7 +263,7 @@ FAMILIES = (
             (r.router(f"{r.SPARSE}gate.weight"), *r.one_each(r.SPARSE, "w1", "w3", "w2")),
             *((r.ROUTER, *rules) for rules in r.LAYOUTS),
         ),
-        defaults=family.usual(
+        defaults=usual(
             EXPERT_DEFAULTS, 131072, 1e-5, kv_heads=8, theta=1000000.0, window=None, experts=(8, 2)
         ),
         windows=family.window_of_all,
@@ -288,7 +291,7 @@ FAMILIES = (
             _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
             _gpt_oss_of_gguf(),
         ),
-        defaults=family.usual(
+        defaults=usual(
             EXPERT_DEFAULTS,
             131072,
             1e-5,
@@ -340,7 +343,7 @@ FAMILIES = (
             "num_experts": "moe_num_experts",
             "num_experts_per_tok": "moe_k",
         },
-        defaults=family.usual(
+        defaults=usual(
             EXPERT_DEFAULTS,
             131072,
             1e-5,
@@ -363,3 +366,291 @@ FAMILIES = (
         adjust=_ernie,
     ),
 )
+
+
+# ---- a sigmoid with a selection bias, and groups of experts: GLM-4.5 and its heirs ----
+
+
+def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
+    """Experts in all but the first layers, with shared ones; ``routing`` differs from GLM's."""
+    config, n_layers = draft.config, draft.header.n_layers
+    n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
+    draft.dims["shared"] = n_shared * draft.dims["expert"]
+    route(draft, range(n_dense, n_layers), **(by_groups(config, has_groups=has_groups) | routing))
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
+    kept = config.count("topk_group", n_groups) if has_groups else 1
+    weights = by_sum(config)
+    return {
+        "expert_score": ExpertScore.SIGMOID,
+        "expert_weights": weights,
+        "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        "weights_factor": config.positive("routed_scaling_factor"),
+        "n_groups": n_groups,
+        "n_groups_kept": kept,
+        "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
+    }
+
+
+_BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
+SELECTED = tuple(
+    (r.selection_bias(f"{r.MLP}{name}"), *rules)
+    for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
+)
+RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
+_DEFAULTS: Mapping[str, Any] = usual(
+    EXPERT_DEFAULTS,
+    moe_intermediate_size=1408,
+    n_shared_experts=1,
+    first_k_dense_replace=0,
+    routed_scaling_factor=1.0,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+)
+_FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
+
+_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
+_GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
+
+
+def _gguf_glm4(
+    fields: gguf.Fields, shapes: gguf.Shapes, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        **gguf.only_sigmoid(fields, shapes, config),
+        "num_hidden_layers": gguf.own_layers(fields, config),
+    }
+
+
+_GROUPED_FAMILIES = (
+    Family(
+        name="Glm4MoeForCausalLM",
+        title="GLM-4.5, 4.6",
+        gguf=gguf.Gguf(
+            "glm4moe",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            more=_gguf_glm4,
+            reads=("nextn_predict_layers", "expert_gating_func"),
+        ),
+        has_partial_rope=True,
+        rules=(
+            *r.pre_norms(),
+            *r.qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
+            *r.out(),
+            *_FFN,
+            *mtp_rules(),
+        ),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            131072,
+            1e-5,
+            kv_heads=8,
+            partial_rotary_factor=0.5,
+            experts=(128, 8),
+            first_k_dense_replace=1,
+        ),
+        flags={"attention_bias": False, "use_qk_norm": False},
+        # Layers after the last one predict further tokens: the first of them is the MTP head.
+        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
+        adjust=grouped,
+    ),
+    Family(
+        name="SolarOpenForCausalLM",
+        title="Solar Open",
+        rules=(*r.pre_norms(), *r.ATTENTION, *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            131072,
+            1e-5,
+            kv_heads=8,
+            head=128,
+            theta=1000000.0,
+            experts=(128, 8, 1280),
+            intermediate_size=10240,
+        ),
+        adjust=grouped,
+    ),
+    Family(
+        name="Dots1ForCausalLM",
+        title="dots.llm1",
+        gguf=gguf.Gguf(
+            "dots1",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            constants={"sliding_window": None},
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func",),
+        ),
+        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(_DEFAULTS, 2048, norm_topk_prob=False, window=4096),
+        neutral={"max_window_layers": range(4097)},
+        adjust=grouped,
+    ),
+    Family(
+        name="MiniMaxM2ForCausalLM",
+        title="MiniMax-M2",
+        model_type="minimax_m2",
+        gguf=gguf.Gguf(
+            "minimax-m2",
+            needs=gguf.EXPERTS,
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func", "expert_feed_forward_length"),
+        ),
+        has_partial_rope=True,
+        rules=(*r.pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *r.ENDS),
+        layouts=(
+            (
+                r.router(f"{r.SPARSE}gate.weight"),
+                r.selection_bias(f"{r.SPARSE}e_score_correction_bias"),
+                *r.one_each(r.SPARSE, "w1", "w3", "w2"),
+            ),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}e_score_correction_bias"), *r.LAYOUTS[1]),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
+        ),
+        renames=EXPERT_RENAMES,
+        defaults=usual(
+            EXPERT_DEFAULTS, 196608, kv_heads=8, head=128, theta=5000000.0, experts=(256, 8)
+        ),
+        neutral={
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            # Its heads for further tokens are not converted.
+            "num_mtp_modules": (0, 1, 2, 3),
+            "mtp_transformer_layers": (0, 1),
+        },
+        adjust=functools.partial(
+            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
+        ),
+    ),
+)
+
+
+# ---- HunYuan, whose norms of queries and keys are behind RoPE ----
+
+
+def _rope(config: Config, layer_type: str) -> Config:
+    """A fixed alpha stretches the base, whatever kind of scaling is named."""
+    stated = parameters_of(config, layer_type)
+    if not stated.get("alpha"):
+        return stated
+    if stated.positive("alpha") > 1e9:
+        raise stated.error("alpha", f"= {shown(stated['alpha'])} is above 10^9")
+    heads = config.get("num_attention_heads") or 1
+    dim = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    theta = stated.positive("rope_theta", 10000.0)
+    return Config({"rope_theta": theta * stated.positive("alpha") ** (dim / max(1, dim - 2))})
+
+
+def _common(config: Config, name: str) -> Any:
+    """The value of a key that may be a list of the same for each layer."""
+    value = config.get(name)
+    if not isinstance(value, list):
+        return value
+    if not value or any(item != value[0] for item in value):
+        raise config.error(name, f"= {shown(value)} differs between layers")
+    return value[0]
+
+
+def _moe(draft: Draft) -> None:
+    """Experts and the part beside them are as wide as ``intermediate_size``."""
+    config, dim = draft.config, draft.dims["ffn"]
+    for name, allowed in (("moe_intermediate_size", (None, dim)), ("num_shared_expert", (None, 1))):
+        if _common(config, name) not in allowed:
+            raise config.error(name, f"= {shown(config[name])} is not {allowed[1]}")
+    counts = {name: _common(config, name) for name in ("num_experts", "num_experts_per_tok")}
+    draft.config = Config({**config, **counts})
+    draft.dims |= {"expert": dim, "shared": dim}
+    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+
+
+_RULES = (
+    *r.pre_norms(),
+    *r.ATTENTION,
+    *r.norm(T.Q_NORM, f"{r.ATTN}query_layernorm", "head"),
+    *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
+)
+_COMMON: Mapping[str, Any] = {
+    "defaults": usual(DEFAULTS, 2048, 1e-5),
+    "flags": {"attention_bias": False},
+    "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
+    "rope_parameters": _rope,
+    # Keys of the published files that say nothing of the text's computation.
+    "ignored_keys": "(vit|org|im|text|anyres|mask|max_image)_.*"
+    "|(pad_id|dense_list|class_num|num_media).*",
+    "neutral": {
+        "attention_head_dim": (64, 128),  # head_dim says it
+        "use_qk_norm": True,
+        "use_rotary_pos_emb": True,
+        "cla_share_factor": range(64),
+        "norm_type": ("rms", "hf_rms"),
+        "pool_type": "last",
+    },
+}
+# Of training, and how the published code splits the same computation.
+_OF_MOE: Mapping[str, Any] = {
+    "use_mixed_mlp_moe": True,
+    "norm_topk_prob": True,
+    "moe_layer_num_skipped": 0,
+    "capacity_factor": 1.0,
+}
+
+_HUNYUAN_FAMILIES = (
+    Family(
+        name="HunYuanDenseV1ForCausalLM",
+        title="HunYuan (0.5B to 7B)",
+        model_type="hunyuan_v1_dense",
+        gguf=gguf.Gguf("hunyuan-dense"),
+        rules=(*_RULES, *r.gated(), *r.ENDS),
+        **_COMMON,
+    ),
+    Family(
+        name="HunYuanMoEV1ForCausalLM",
+        title="HunYuan MoE (A13B)",
+        model_type="hunyuan_v1_moe",
+        gguf=gguf.Gguf(
+            "hunyuan-moe",
+            needs=gguf.EXPERTS,
+            reads=(
+                "expert_shared_count",
+                "expert_feed_forward_length",
+                "expert_shared_feed_forward_length",
+            ),
+        ),
+        rules=(
+            *_RULES,
+            *r.gated(f"{r.MLP}shared_mlp.", "shared", where=Where.ROUTED),
+            r.router(f"{r.MLP}gate.wg.weight"),
+            *r.ENDS,
+        ),
+        layouts=r.LAYOUTS,
+        renames={"norm_epsilon": "rms_norm_eps", "num_experts_per_tok": "moe_topk"},
+        adjust=_moe,
+        **{
+            **_COMMON,
+            "defaults": usual(_COMMON["defaults"], experts=(1, 1)),
+            "neutral": {**_COMMON["neutral"], **_OF_MOE},
+        },
+    ),
+)
+
+
+FAMILIES = (*_MIXTURES, *_GROUPED_FAMILIES, *_HUNYUAN_FAMILIES)

@@ -244,6 +244,7 @@ class Family:
     has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
     gguf: Gguf | None = None
+    ignored_keys: str = ""  # an expression for those without effect, whatever they say
     # Field -> the value, or values, that change nothing in the engine's computation; others are
     # refused, unless they are false or empty.
     neutral: Mapping[str, Any] = field(default_factory=dict)

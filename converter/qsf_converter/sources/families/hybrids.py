@@ -15,10 +15,9 @@ from qsf_converter.sources.families import gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, GGUF_ROUTED, route
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, GGUF_ROUTED, by_groups, route
 from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, whole
-from qsf_converter.sources.families.grouped import by_groups
 from qsf_converter.sources.families.rules import AT, ATTN, Rules, T, Where, layer, linear, norm
 
 _SSD: dict[str, Any] = {"where": Where.SSD}
@@ -249,11 +248,9 @@ _BLOCKS: Final = {
 
 
 _OF_TRAINING: Final = (
-    "mtp_layers_block_type", "mtp_hybrid_override_pattern", "time_step_min", "time_step_max",
-    "time_step_floor", "time_step_rank", "time_step_init_scheme", "time_step_scale", "norm_eps",
-)  # fmt: skip
-
-
+    "mtp_layers_block_type|mtp_hybrid_override_pattern|norm_eps"
+    "|time_step_(min|max|floor|rank|init_scheme|scale)"
+)
 _OF_EXPERTS: Final = (
     "moe_intermediate_size", "moe_shared_expert_intermediate_size", "num_experts",
     "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
@@ -283,7 +280,7 @@ def _block_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 def _nemotron(draft: Draft) -> None:
     config, blocks = draft.config, draft.layer_types
-    for name in (*_OF_TRAINING, *(() if _MOE in blocks else _OF_EXPERTS)):
+    for name in () if _MOE in blocks else _OF_EXPERTS:
         config.get(name)  # has no meaning here
     if config.get("attention_head_dim", draft.header.head_dim) != draft.header.head_dim:
         raise config.error("attention_head_dim", f"is not head_dim, {draft.header.head_dim}")
@@ -304,8 +301,6 @@ def _nemotron(draft: Draft) -> None:
 
 
 def _alone(draft: Draft) -> None:
-    for name in _OF_TRAINING:
-        draft.config.get(name)
     draft.set_all(ffn=Ffn.NONE)
     ssd_layers(draft, range(draft.header.n_layers))
 
@@ -433,6 +428,7 @@ FAMILIES = (
             "rms_norm": True,
             "norm_before_gate": (True, False),  # read by nobody
         },
+        ignored_keys=_OF_TRAINING,
         adjust=_alone,
     ),
     Family(
@@ -538,6 +534,7 @@ FAMILIES = (
             "mamba_ssm_cache_dtype": "float32",
             "num_nextn_predict_layers": range(17),
         },
+        ignored_keys=_OF_TRAINING,
         adjust=_nemotron,
     ),
 )

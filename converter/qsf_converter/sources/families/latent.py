@@ -21,10 +21,9 @@ from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYER_EXPERTS,
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
-from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
