@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata as package_metadata
 from typing import Any, Final
@@ -65,21 +65,26 @@ def meta_bytes(
     costs: Costs,
 ) -> bytes:
     types = (plan.layer_dtype, plan.embedding_dtype)
-    # Of the tensors as they were read, which costs no second read and ignores the sharding.
-    meta = _meta(source, request, types, quality, source.checkpoint.digest())
     compression = stored.meta()
-    if compression is not None:
-        meta["compression"] = compression
-    return _packed({**meta, **costs})
+    more = {} if compression is None else {"compression": compression}
+    # The digest is of the tensors as they were read: no second read, the same for any sharding.
+    digest = source.checkpoint.digest()
+    return _packed(source, request, types, quality, digest, {**more, **costs})
 
 
-def _meta(
-    source: Source, request: Request, types: tuple[Dtype, Dtype], quality: Quality, digest: str
-) -> dict[str, Any]:
+def _packed(
+    source: Source,
+    request: Request,
+    types: tuple[Dtype, Dtype],
+    quality: Quality,
+    digest: str,
+    more: Mapping[str, Any],
+) -> bytes:
     origin = source.origin
     has_type = request.layer_type == KEEP and origin.type_name
     layers, embeddings = map(dtype_name, types)
-    return {
+    options = {**request.meta_options(), "quant_type": layers, "embed_type": embeddings}
+    meta = {
         "source": {
             "name": origin.name,
             "architecture": source.family.name,
@@ -88,17 +93,11 @@ def _meta(
             "weights_sha256": digest,
             **({} if origin.stored is None else {"stored": origin.stored}),
         },
-        "converter": {
-            "name": "qsf-convert",
-            "version": _version(),
-            "options": {**request.meta_options(), "quant_type": layers, "embed_type": embeddings},
-        },
+        "converter": {"name": "qsf-convert", "version": _version(), "options": options},
         "quality": quality.meta(),
         "licence": origin.licence,
+        **more,
     }
-
-
-def _packed(meta: dict[str, Any]) -> bytes:
     return json.dumps(meta, ensure_ascii=False).encode()
 
 
@@ -125,7 +124,7 @@ def section_bytes(
         counts = (_LARGEST_COUNT, _LARGEST_COUNT)
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
-    meta = _packed(_meta(source, request, (QUANT_TYPES[_LONGEST_TYPE],) * 2, quality, "0" * 64))
+    meta = _packed(source, request, (QUANT_TYPES[_LONGEST_TYPE],) * 2, quality, "0" * 64, {})
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
 

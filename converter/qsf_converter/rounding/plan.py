@@ -13,18 +13,20 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.file.kinds import plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
     FINAL_UNIT,
     FINE,
     KEPT,
+    MAX_LAYERS,
     OWN_TABLE_UNIT,
     TILE_ROWS,
     Dtype,
@@ -40,7 +42,6 @@ from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.encoders import DENSE
 from qsf_converter.sources.families.family import Factor, Facts, Family
-from qsf_converter.sources.families.mtp import COPIES, has_mtp, numbered, with_mtp
 from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
@@ -336,7 +337,7 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
         if "separate_head" not in flags:
             facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
     n_layers = facts.header.n_layers
-    by_name = numbered(by_name, n_layers)
+    by_name = _numbered(by_name, n_layers)
     facts, used = _with_mtp(family, facts, checkpoint, by_name)
     targets = []
     rules = _rules(family, facts, by_name)
@@ -361,9 +362,9 @@ def _with_mtp(
     """Return the contents with the MTP head, if there is a whole one that is run, and the names of
     its tensors that repeat others of the model.
     """
-    if not has_mtp(facts, family.rules, by_name):
+    if not _has_mtp(facts, family.rules, by_name):
         return facts, set()
-    n_layers, more = facts.header.n_layers, with_mtp(facts)
+    n_layers, more = facts.header.n_layers, _as_layer(facts)
     names = {
         name
         for unit, rule in rules_in_order(_rules(family, more, by_name), more)
@@ -372,7 +373,7 @@ def _with_mtp(
         for name in rule.names(n_layers, more.dims, unit.expert)
     }
     originals = {rule.target: by_name.get(rule.source) for rule in family.rules}
-    copies = {f"layers.{n_layers}.{name}": originals[of] for name, of in COPIES.items()}
+    copies = {f"layers.{n_layers}.{name}": originals[of] for name, of in _COPIES.items()}
     copies = {name: of for name, of in copies.items() if name in by_name}
     is_whole = names <= by_name.keys() and all(
         _is_repeated(checkpoint, by_name[name], of) for name, of in copies.items()
@@ -562,6 +563,62 @@ def _predicts_ahead(name: str, n_layers: int) -> bool:
     """True for a tensor of a layer after the last one, which predicts further tokens."""
     number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
     return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)
+
+
+# ---- the MTP head (multi-token prediction): one more layer, behind the last one ----
+
+# DeepSeek and GLM number its tensors as those of layer ``num_hidden_layers``, and GGUF files do the
+# same for all families; the ``mtp.`` names of Qwen become these.
+_MTP_ENDS: Final = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+# Tensors of the head that repeat others of the model.
+_COPIES: Final = {
+    "embed_tokens.weight": TensorType.EMBEDDING,
+    "shared_head.head.weight": TensorType.HEAD,
+}
+
+_Tensor = TypeVar("_Tensor")
+
+
+def _numbered(by_name: Mapping[str, _Tensor], n_layers: int) -> dict[str, _Tensor]:
+    def name_of(name: str) -> str:
+        match = re.fullmatch(r"mtp\.(?:layers\.(\d{1,6})\.)?(.*)", name)
+        if match is None:
+            return name
+        number, rest = match.groups()
+        if number is not None:
+            return f"layers.{n_layers + int(number)}.{rest}"
+        part, _, ending = rest.rpartition(".")
+        return f"layers.{n_layers}.{_MTP_ENDS.get(part, part)}.{ending}"
+
+    return {name_of(name): tensor for name, tensor in by_name.items()}
+
+
+def _as_layer(facts: Facts) -> Facts:
+    kinds = facts.layer_kinds or (plain_kind(facts.header, facts.arch),) * facts.header.n_layers
+    kind = next(kind for kind in reversed(kinds) if kind.has_attention)
+    return dataclasses.replace(
+        facts,
+        header=dataclasses.replace(facts.header, n_layers=len(kinds) + 1),
+        layer_kinds=(*kinds, dataclasses.replace(kind, is_mtp=1)),
+        dims={**facts.dims, "joined": 2 * facts.header.dim},
+    )
+
+
+def _has_mtp(facts: Facts, rules: tuple[TensorRule, ...], names: Mapping[str, object]) -> bool:
+    """True if the tensors are those of one head of a family that runs it."""
+    n_layers = facts.header.n_layers
+    return (
+        (not facts.layer_kinds or any(kind.has_attention for kind in facts.layer_kinds))
+        and any(rule.target == TensorType.MTP_JOIN for rule in rules)
+        and f"layers.{n_layers}.eh_proj.weight" in names
+        and f"layers.{n_layers + 1}.eh_proj.weight" not in names
+        and n_layers < MAX_LAYERS
+    )
 
 
 _LEAST_SHARED: Final = 4  # query heads of a KV head: V has a tenth of attention's weights or less

@@ -15,7 +15,6 @@ from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.family import DEFAULTS, FULL, SLIDING, Draft, Family, usual
 from qsf_converter.sources.families.gguf import EXPERT_WEIGHTS, KEYS, Fields, Gguf, Shapes
-from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, Where
 
@@ -41,7 +40,7 @@ _RULES: Final = (
           **_DELTA),
     *r.linear(T.ATTN_OUT, None, f"{_LIN}out_proj", "hidden", "values", **_DELTA),
     *r.ends("embed_tokens", "norm", add=1.0),
-    *mtp_rules(add=1.0),
+    *r.mtp_rules(add=1.0),
 )  # fmt: skip
 _PARTS: Final = (
     *r.fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_LIN}in_proj_qkv", _QKV, **_DELTA),

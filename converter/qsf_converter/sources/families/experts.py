@@ -20,7 +20,6 @@ from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
 from qsf_converter.sources.families.gguf import EXPERTS, KEYS, VISION_KEYS, Fields, Gguf, windows
-from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where
 
@@ -449,7 +448,7 @@ _GROUPED_FAMILIES = (
             *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
             *r.out(),
             *_FFN,
-            *mtp_rules(),
+            *r.mtp_rules(),
         ),
         layouts=SELECTED,
         renames=RENAMES,

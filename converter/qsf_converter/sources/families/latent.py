@@ -24,7 +24,6 @@ from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
-from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
 
@@ -314,7 +313,7 @@ _LATENT_FAMILIES = (
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2; K2.5, text",
         nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
             LATENT_DEFAULTS,
@@ -338,7 +337,7 @@ _LATENT_FAMILIES = (
     _family(
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
             LATENT_DEFAULTS,

@@ -294,6 +294,24 @@ ENDS = ends("embed_tokens", "norm")
 ATTENTION = attention(bias="attention_bias")
 LLAMA_RULES = (*pre_norms(), *ATTENTION, *gated(bias="mlp_bias"), *ENDS)
 
+
+def mtp_rules(add: float = 0.0) -> tuple[TensorRule, ...]:
+    """The rules of what the head has beside a layer; ``add``: of the model's norms."""
+    norms = {
+        T.MTP_TOKEN_NORM: f"{AT}enorm",
+        T.MTP_HIDDEN_NORM: f"{AT}hnorm",
+        T.MTP_END_NORM: f"{AT}shared_head.norm",
+    }
+    return (
+        layer(T.MTP_TRUNK_NORM, "norm.weight", "hidden", of_all=True, add=add, where=Where.MTP),
+        *(
+            layer(t, f"{name}.weight", "hidden", add=add, where=Where.MTP)
+            for t, name in norms.items()
+        ),
+        layer(T.MTP_JOIN, f"{AT}eh_proj.weight", "hidden", "joined", where=Where.MTP),
+    )
+
+
 # ---- of experts ----
 
 GATE_AND_UP = ("expert", "expert")
