@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.kinds import plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
@@ -455,19 +454,17 @@ def rules_in_order(
     rules: Sequence[TensorRule], facts: Facts
 ) -> Iterator[tuple[UnitId, TensorRule]]:
     """Yield (unit, rule): positions, then units; the experts of a layer follow the layer."""
-    n_layers = facts.header.n_layers
     of_place = {place: [rule for rule in rules if rule.place is place] for place in Place}
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.POSITIONS])
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.EMBEDDING])
-    for layer_idx in range(n_layers):
+    for layer_idx, kind in enumerate(facts.kinds):
         layer = layer_unit(layer_idx)
-        kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
             is_here = rule.is_of_later == (layer_idx > 0)
             is_here |= rule.of_all or "{layer}" in rule.source
             if rule.where.holds(kind) and is_here:
                 yield layer, rule
-        for expert in range(kind.n_experts if kind is not None else 0):
+        for expert in range(kind.n_experts):
             yield from ((layer.of_expert(expert), rule) for rule in of_place[Place.EXPERT])
     yield from ((FINAL_UNIT, rule) for rule in of_place[Place.FINAL])
     yield from ((OWN_TABLE_UNIT, rule) for rule in of_place[Place.OWN_TABLE])
@@ -599,7 +596,7 @@ def _numbered(by_name: Mapping[str, _Tensor], n_layers: int) -> dict[str, _Tenso
 
 
 def _as_layer(facts: Facts) -> Facts:
-    kinds = facts.layer_kinds or (plain_kind(facts.header, facts.arch),) * facts.header.n_layers
+    kinds = facts.kinds
     kind = next(kind for kind in reversed(kinds) if kind.has_attention)
     return dataclasses.replace(
         facts,
@@ -613,7 +610,7 @@ def _has_mtp(facts: Facts, rules: tuple[TensorRule, ...], names: Mapping[str, ob
     """True if the tensors are those of one head of a family that runs it."""
     n_layers = facts.header.n_layers
     return (
-        (not facts.layer_kinds or any(kind.has_attention for kind in facts.layer_kinds))
+        any(kind.has_attention for kind in facts.kinds)
         and any(rule.target == TensorType.MTP_JOIN for rule in rules)
         and f"layers.{n_layers}.eh_proj.weight" in names
         and f"layers.{n_layers + 1}.eh_proj.weight" not in names

@@ -53,31 +53,27 @@ class Where(enum.Enum):
     MTP = enum.auto()  # the MTP head
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
-    def holds(self, kind: LayerKind | None) -> bool:
-        n_experts = 0 if kind is None else kind.n_experts
-        mixer = Mixer.ATTENTION if kind is None else kind.mixer
-        is_windowed = kind is not None and kind.window_tokens != 0
-        is_unlimited = (kind is None or kind.has_attention) and not is_windowed
-        has_keys = kind is None or not kind.kv_source
-        has_values = kind is None or not kind.values_are_keys
+    def holds(self, kind: LayerKind) -> bool:
+        is_windowed, has_keys = kind.window_tokens != 0, not kind.kv_source
+        is_unlimited = kind.has_attention and not is_windowed
         return {
             Where.EVERYWHERE: True,
-            Where.DENSE: n_experts == 0 and (kind is None or kind.ffn != Ffn.NONE),
-            Where.ROUTED: n_experts != 0,
-            Where.ATTENTION: kind is None or kind.has_attention,
-            Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
-            Where.DELTA: mixer == Mixer.DELTA,
-            Where.SSD: kind is not None and kind.has_ssd,
-            Where.MIXED: mixer != Mixer.NONE,
-            Where.FED: kind is None or kind.ffn != Ffn.NONE or n_experts != 0,
+            Where.DENSE: kind.n_experts == 0 and kind.ffn != Ffn.NONE,
+            Where.ROUTED: kind.n_experts != 0,
+            Where.ATTENTION: kind.has_attention,
+            Where.SHORT_CONV: kind.mixer == Mixer.SHORT_CONV,
+            Where.DELTA: kind.mixer == Mixer.DELTA,
+            Where.SSD: kind.has_ssd,
+            Where.MIXED: kind.mixer != Mixer.NONE,
+            Where.FED: kind.ffn != Ffn.NONE or kind.n_experts != 0,
             Where.WINDOWED: is_windowed,
             Where.UNLIMITED: is_unlimited,
             Where.KEYS: has_keys,
-            Where.MTP: kind is not None and kind.is_mtp != 0,
+            Where.MTP: kind.is_mtp != 0,
             Where.SHARED_KEYS: not has_keys,
             Where.WINDOWED_KEYS: is_windowed and has_keys,
             Where.UNLIMITED_KEYS: is_unlimited and has_keys,
-            Where.OWN_VALUES: is_unlimited and has_keys and has_values,
+            Where.OWN_VALUES: is_unlimited and has_keys and not kind.values_are_keys,
         }[self]
 
 
