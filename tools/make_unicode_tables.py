@@ -1,7 +1,7 @@
 """Writes the tables of characters: the engine's, and the converter's for regular expressions.
 
 python tools/make_unicode_tables.py csrc/text/unicode_tables.inc \\
-    converter/qsf_converter/text/character_table.py
+    converter/qsf_converter/text/character_sets.bin
 
 Our tokenizer must equal the ``tokenizers`` library, which has three databases of different
 Unicode versions inside: its regular expressions', its normaliser's and its language's. So the
@@ -12,7 +12,6 @@ be: for the numbers of the combining classes, which are checked against it.
 from __future__ import annotations
 
 import argparse
-import base64
 import itertools
 import unicodedata
 import zlib
@@ -47,14 +46,6 @@ HEAD = """\
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 """
-PYTHON_HEAD = '''\
-"""Sets of characters, packed; written by tools/make_unicode_tables.py from tokenizers {version}."""
-# SPDX-License-Identifier: Apache-2.0
-
-from typing import Final
-
-PACKED: Final = (
-'''
 # How numbers are written; unicode.c reads them. A digit below N_LAST ends its number.
 DIGITS = [chr(c) for c in range(32, 127) if chr(c) not in '"?\\']
 N_LAST = 70
@@ -257,26 +248,14 @@ def write_file() -> str:
     return HEAD.format(version=tokenizers.__version__) + rows
 
 
-def write_sets() -> str:
-    import tokenizers
-
-    text = base64.b85encode(zlib.compress(read_sets().encode(), 9)).decode()
-    rows = [text[i : i + N_ROW - 6] for i in range(0, len(text), N_ROW - 6)]
-    return (
-        PYTHON_HEAD.format(version=tokenizers.__version__)
-        + "".join(f'    "{row}"\n' for row in rows)
-        + ")\n"
-    )
-
-
 def main() -> None:
     """Write the files that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=Path)
-    parser.add_argument("python_output", type=Path)
+    parser.add_argument("sets_output", type=Path)
     args = parser.parse_args()
     args.output.write_text(write_file(), encoding="ascii")
-    args.python_output.write_text(write_sets(), encoding="ascii")
+    args.sets_output.write_bytes(zlib.compress(read_sets().encode(), 9))
 
 
 if __name__ == "__main__":

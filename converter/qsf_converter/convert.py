@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -44,8 +44,12 @@ from qsf_converter.request import (
 )
 from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, StoredLayers
 from qsf_converter.rounding.key_channels import with_equal_keys
-from qsf_converter.rounding.outlier_tables import with_outlier_plans
-from qsf_converter.rounding.pieces import rounded_units, with_exact_types, with_tensor_scales
+from qsf_converter.rounding.pieces import (
+    rounded_units,
+    with_exact_types,
+    with_outlier_plans,
+    with_tensor_scales,
+)
 from qsf_converter.rounding.plan import (
     ENCODER_QUANT_TYPE,
     KEEP,
@@ -168,7 +172,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=stored.summary(),
-        notes=(*cost_lines(costs), *_stored(source), *_kept(plan)),
+        notes=(*cost_lines(costs), *_types_of_source(source, plan)),
     )
 
 
@@ -202,16 +206,13 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     return request, []
 
 
-def _stored(source: Source) -> list[str]:
-    """Return a line of the types in which a quantised checkpoint stores its matrices."""
-    stored = source.origin.stored
-    return [] if stored is None else [f"its matrices are stored as {stored}"]
-
-
-def _kept(plan: Plan) -> list[str]:
-    """Return a line of the types that the source's matrices keep."""
+def _types_of_source(source: Source, plan: Plan) -> Iterator[str]:
+    """Yield lines of the types that the source's matrices have, and that they keep."""
+    if source.origin.stored is not None:
+        yield f"its matrices are stored as {source.origin.stored}"
     types = sorted({dtype_name(t.dtype) for t in plan.targets if t.dtype in ALL_KEPT})
-    return [f"kept as they are: {', '.join(types)}"] if types else []
+    if types:
+        yield f"kept as they are: {', '.join(types)}"
 
 
 def _rounded_again(plan: Plan) -> list[str]:

@@ -1,5 +1,9 @@
 """Writes units into a file, and records the conversion in META: tensors, options, the source.
 
+META is JSON for people: where the weights came from, what made the file and how well the stored
+weights match the source. It contains no time and no path, so that the same input gives the same
+file.
+
 The types for a target size depend on the size of META, which is not known before rounding:
 `section_bytes` gives an upper bound.
 """
@@ -8,10 +12,12 @@ The types for a target size depend on the size of META, which is not known befor
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import metadata as package_metadata
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,12 +33,15 @@ from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import Request
 from qsf_converter.rounding.compression import StoredLayers
-from qsf_converter.rounding.outlier_tables import OutlierTable, with_outlier_tables
 from qsf_converter.rounding.outliers import TABLE_ACTION
-from qsf_converter.rounding.pieces import RoundedTensor, RoundedUnit
+from qsf_converter.rounding.pieces import (
+    OutlierTable,
+    RoundedTensor,
+    RoundedUnit,
+    with_outlier_tables,
+)
 from qsf_converter.rounding.plan import KEEP, QUANT_TYPES, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import ErrorSums
-from qsf_converter.sources import metadata
 from qsf_converter.sources.families.rules import Place
 from qsf_converter.sources.source import Source
 
@@ -55,15 +64,48 @@ def meta_bytes(
     stored: StoredLayers,
     costs: Costs,
 ) -> bytes:
-    return metadata.meta_bytes(
-        _origin(source, request),
-        architecture=source.family.name,
-        weights_sha256=source.checkpoint.digest(),
-        options=_options(request, plan.layer_dtype, plan.embedding_dtype),
-        quality=quality.meta(),
-        compression=stored.meta(),
-        costs=costs,
-    )
+    types = (plan.layer_dtype, plan.embedding_dtype)
+    compression = stored.meta()
+    more = {} if compression is None else {"compression": compression}
+    # The digest is of the tensors as they were read: no second read, the same for any sharding.
+    digest = source.checkpoint.digest()
+    return _packed(source, request, types, quality, digest, {**more, **costs})
+
+
+def _packed(
+    source: Source,
+    request: Request,
+    types: tuple[Dtype, Dtype],
+    quality: Quality,
+    digest: str,
+    more: Mapping[str, Any],
+) -> bytes:
+    origin = source.origin
+    has_type = request.layer_type == KEEP and origin.type_name
+    layers, embeddings = map(dtype_name, types)
+    options = {**request.meta_options(), "quant_type": layers, "embed_type": embeddings}
+    meta = {
+        "source": {
+            "name": origin.name,
+            "architecture": source.family.name,
+            **({"type": origin.type_name} if has_type else {}),
+            "config_sha256": origin.config_sha256,
+            "weights_sha256": digest,
+            **({} if origin.stored is None else {"stored": origin.stored}),
+        },
+        "converter": {"name": "qsf-convert", "version": _version(), "options": options},
+        "quality": quality.meta(),
+        "licence": origin.licence,
+        **more,
+    }
+    return json.dumps(meta, ensure_ascii=False).encode()
+
+
+def _version() -> str:
+    try:
+        return package_metadata.version("qsf")
+    except package_metadata.PackageNotFoundError:
+        return "unknown"
 
 
 def section_bytes(
@@ -82,28 +124,9 @@ def section_bytes(
         counts = (_LARGEST_COUNT, _LARGEST_COUNT)
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
-    meta = metadata.meta_bytes(
-        _origin(source, request),
-        architecture=source.family.name,
-        weights_sha256="0" * 64,
-        options=_options(request, *(QUANT_TYPES[_LONGEST_TYPE],) * 2),
-        quality=quality.meta(),
-    )
+    meta = _packed(source, request, (QUANT_TYPES[_LONGEST_TYPE],) * 2, quality, "0" * 64, {})
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
-
-
-def _origin(source: Source, request: Request) -> metadata.Origin:
-    is_kept = request.layer_type == KEEP
-    return source.origin if is_kept else dataclasses.replace(source.origin, type_name="")
-
-
-def _options(request: Request, layers: Dtype, embeddings: Dtype) -> dict[str, str]:
-    return {
-        **request.meta_options(),
-        "quant_type": dtype_name(layers),
-        "embed_type": dtype_name(embeddings),
-    }
 
 
 def _longest_report(target: Target) -> TensorReport:

@@ -9,16 +9,9 @@ from typing import Final
 
 from qsf.errors import QsfArgumentError
 from qsf.file.layout import Dtype
+from qsf_converter.rounding import plan
 from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, parse_compression
-from qsf_converter.rounding.plan import (
-    DEFAULT_EMBED_TYPE,
-    DEFAULT_QUANT_TYPE,
-    KEEP,
-    QUANT_TYPES,
-    TERNARY_TYPES,
-    Policy,
-    parse_quant_type,
-)
+from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, KEEP, Policy, parse_quant_type
 
 MIXED: Final = "mixed"
 BUNDLED: Final = "bundled"  # selects our own calibration text
@@ -82,7 +75,7 @@ class Request:
 
     @property
     def layer_type(self) -> str:
-        return self.quant_type or (MIXED if self.has_target else DEFAULT_QUANT_TYPE)
+        return self.quant_type or (MIXED if self.has_target else plan.DEFAULT_QUANT_TYPE)
 
     @property
     def has_target(self) -> bool:
@@ -104,7 +97,10 @@ class Request:
                 f"the weights are ternary already: the ternary rule {self.ternary_rule} would "
                 f"change their scales, {DEFAULT_TERNARY_RULE} keeps them"
             )
-        if self.calibration is not None and QUANT_TYPES.get(self.layer_type) in TERNARY_TYPES:
+        if (
+            self.calibration is not None
+            and plan.QUANT_TYPES.get(self.layer_type) in plan.TERNARY_TYPES
+        ):
             raise QsfArgumentError(
                 f"the weights are ternary already: {self.layer_type} keeps them, which leaves "
                 "nothing to calibrate"
@@ -149,7 +145,7 @@ class Request:
             )
         if rule == DEFAULT_TERNARY_RULE:
             return
-        if QUANT_TYPES.get(self.layer_type) not in TERNARY_TYPES:
+        if plan.QUANT_TYPES.get(self.layer_type) not in plan.TERNARY_TYPES:
             raise QsfArgumentError(
                 f"the ternary rule {rule} is for ternary types, not {self.layer_type}"
             )

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from qsf.errors import QsfIOError
 from qsf.file.partial import create_partial
 from qsf_bench.models.shapes import Shape
-from qsf_converter.sources.gguf_file import TYPES
+from qsf_converter.sources.gguf_file import types
 
 GENERATOR: Final = 3  # increased when the same arguments give another file
 
@@ -51,7 +51,7 @@ BASELINE_TYPES: Final[Mapping[str, str]] = {
 }
 
 _ALIGNMENT: Final = 32
-_BLOCKS: Final = {name: (n_values, n_bytes) for name, n_values, n_bytes in TYPES.values()}
+_BLOCKS: Final = {name: (n_values, n_bytes) for name, n_values, n_bytes in types().values()}
 
 # The types that llama-quantize falls back to if rows are not whole blocks; after them F16.
 _FALLBACKS: Final = {

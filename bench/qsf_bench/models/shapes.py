@@ -285,7 +285,7 @@ def final_entries(shape: Shape) -> list[Entry]:
 def _entries(shape: Shape, place: Place, layer: int = 0) -> list[Entry]:
     facts, family = facts_of(shape), family_of(shape)
     flags = facts.flags if shape.is_tied else facts.flags | {"separate_head"}
-    kind = facts.layer_kinds[layer] if facts.layer_kinds else None
+    kind = facts.kinds[layer]
     return [
         (rule.target, *_size(tuple(facts.dims[dim] for dim in rule.shape), rule.is_vector))
         for rule in in_file_order((*family.rules, *(family.layouts or ((),))[0]))

@@ -26,14 +26,8 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType
-from qsf_converter.calibrate import transforms
-from qsf_converter.calibrate.compensation import (
-    InputSums,
-    Rounded,
-    Rounding,
-    RoutedPart,
-    round_plainly,
-)
+from qsf_converter.calibrate import compensation, transforms
+from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding, round_plainly
 from qsf_converter.calibrate.sensitivity import round_matrix
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.original.divergence import Divergence
@@ -302,7 +296,7 @@ class Calibration:
             assert side.ffn_inputs is not None
             of_side = self._original.routed_inputs(side.weights, side.ffn_inputs, side.xs)
             inputs.append([of.reshape(-1, dim) for of in of_side])
-        part = RoutedPart(
+        part = compensation.RoutedPart(
             self._original,
             sides[0].weights,
             sides[1].weights,

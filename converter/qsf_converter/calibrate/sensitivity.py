@@ -22,17 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
-from qsf.file.layout import (
-    FINAL_UNIT,
-    OWN_TABLE_UNIT,
-    Dtype,
-    Role,
-    TensorType,
-    UnitId,
-    dtype_name,
-    layer_unit,
-    pass_units,
-)
+from qsf.file import layout
+from qsf.file.layout import FINAL_UNIT, OWN_TABLE_UNIT, Dtype, Role, TensorType, UnitId, layer_unit
 from qsf_converter.original.layers import Original
 from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Target
@@ -47,8 +38,6 @@ MOST_TOKENS: Final = 2048
 
 _HEAD: Final = "HEAD"
 
-# Rounds a matrix [n_rows, n_cols] to a type and returns the rounded values, in the same shape.
-Rounder = Callable[[Dtype, Float32Array], Float32Array]
 Progress = Callable[[int, int], None]
 _Job = tuple[UnitId, str, Dtype]  # the stream of a rounded matrix: its unit, name and type
 
@@ -117,7 +106,6 @@ def measure(
     candidates: Mapping[str, Collection[Dtype]],
     *,
     progress: Progress | None = None,
-    round_to: Rounder = round_matrix,
 ) -> Sensitivity:
     """Measure the cost of rounding each matrix to each of its candidate types.
 
@@ -135,13 +123,12 @@ def measure(
         candidates: types by ``Target.name``; matrices that are missing are not measured.
         progress: called with the tokens done and all; a token counts in each stream, once a layer
             and once for its predictions.
-        round_to: the rounding.
 
     Raises QsfArgumentError for token ids or candidates that the model does not have,
     QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
     """
     _check(original, samples, candidates)
-    return _Measurement(original, samples, candidates, progress, round_to).run()
+    return _Measurement(original, samples, candidates, progress).run()
 
 
 def measure_layers(
@@ -171,7 +158,6 @@ class _Measurement:
     samples: NDArray[np.integer]
     candidates: Mapping[str, Collection[Dtype]]
     progress: Progress | None
-    round_to: Rounder
     streams: list[_Stream] = field(default_factory=list)
     errors: dict[str, dict[Dtype, float]] = field(default_factory=dict)
     cosines: list[float] = field(default_factory=list)
@@ -328,10 +314,10 @@ class _Measurement:
 
     def _round(self, name: str, dtype: Dtype, rows: Float32Array) -> Float32Array:
         try:
-            return self.round_to(dtype, rows)
+            return round_matrix(dtype, rows)
         except UnrepresentableError as error:
             raise QsfConversionError(
-                f"tensor {name} as {dtype_name(dtype)}: {error.reason}"
+                f"tensor {name} as {layout.dtype_name(dtype)}: {error.reason}"
             ) from error
 
     # ---- the predictions ----
@@ -449,7 +435,7 @@ def _check(
 def _matrices(original: Original) -> list[Target]:
     """All matrices; the first expert of a layer represents all its experts."""
     targets: list[Target] = []
-    for unit in [OWN_TABLE_UNIT, *pass_units(original.header.n_layers)]:
+    for unit in [OWN_TABLE_UNIT, *layout.pass_units(original.header.n_layers)]:
         targets += original.targets(unit)
         if unit.role == Role.LAYER:
             targets += original.targets(unit.of_expert(0))

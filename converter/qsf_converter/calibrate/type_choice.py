@@ -15,28 +15,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import (
-    DATA_ALIGN,
-    DIRECTORY_ENTRY,
-    HEADER_BYTES,
-    TENSOR_ENTRY,
-    TENSOR_HEADER_BYTES,
-    TILE_ROWS,
-    UNIT_ALIGN,
-    UNIT_ENTRY,
-    Dtype,
-    Role,
-    TensorType,
-    layer_unit,
-    padded,
-)
+from qsf.file import layout
+from qsf.file.layout import DATA_ALIGN, TENSOR_HEADER_BYTES, Dtype, Role, TensorType, padded
 from qsf_converter.calibrate.sensitivity import (
     Sensitivity,
     measure,
@@ -143,13 +129,13 @@ def policy_of(targets: Sequence[Target], dtypes: Mapping[str, Dtype]) -> Policy:
 
 
 def with_policy(plan: Plan, policy: Policy) -> Plan:
-    targets = tuple(
-        dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
-        if target.has_choice
-        else target
-        for target in plan.targets
+    return plan.with_targets(
+        lambda target: (
+            dataclasses.replace(target, dtype=policy.dtype_of(target.rule, target.name))
+            if target.has_choice
+            else target
+        )
     )
-    return dataclasses.replace(plan, targets=targets)
 
 
 def candidates(
@@ -170,30 +156,25 @@ def candidates(
 def file_bytes(
     plan: Plan,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> int:
     """Return the size of the file that ``Writer`` makes of a plan, without compression.
 
     ``section_bytes`` has the sizes of ``TOKN``, ``CHAT``, ``META`` in the order in which they are
-    written; those of all others follow from the plan. ``outlier_bytes`` has the sizes of the
-    outlier tables, by ``Target.name`` of the matrix. Upper bounds of these sizes give an upper
-    bound of the file.
+    written; those of all others follow from the plan, which has no outlier tables. Upper bounds of
+    these sizes give an upper bound of the file.
     """
-    at = HEADER_BYTES
+    at = layout.HEADER_BYTES
     positions_bytes = n_tensors = n_bands = n_units = 0
     templates = set[tuple[tuple[object, ...], ...]]()  # tensors of experts, which are listed once
     for unit in plan.units:
         if unit.place is Place.POSITIONS:
             positions_bytes += unit.n_bytes
             continue
-        at = padded(at, UNIT_ALIGN)
+        at = padded(at, layout.UNIT_ALIGN)
         for target in unit.targets:
             at += TENSOR_HEADER_BYTES + padded(target.n_bytes, DATA_ALIGN)
-            if target.name in outlier_bytes:
-                at += TENSOR_HEADER_BYTES + padded(outlier_bytes[target.name], DATA_ALIGN)
-                n_tensors += 1
             if target.rule.place is Place.EMBEDDING:
-                n_bands = -(-target.n_rows // TILE_ROWS)
+                n_bands = -(-target.n_rows // layout.TILE_ROWS)
         n_units += 1
         is_expert = unit.id.role == Role.EXPERT
         facts = tuple((t.rule.target, t.dtype, t.n_rows, t.n_cols) for t in unit.targets)
@@ -204,14 +185,14 @@ def file_bytes(
     sizes = [
         *([positions_bytes] if positions_bytes else []),
         *section_bytes.values(),
-        n_units * UNIT_ENTRY.size,
+        n_units * layout.UNIT_ENTRY.size,
         *map(len, plan.facts.tables().values()),
-        n_tensors * TENSOR_ENTRY.size,
+        n_tensors * layout.TENSOR_ENTRY.size,
         n_bands * 4,
     ]
     for n_bytes in sizes:
         at = padded(at, DATA_ALIGN) + n_bytes
-    return padded(at, DATA_ALIGN) + len(sizes) * DIRECTORY_ENTRY.size
+    return padded(at, DATA_ALIGN) + len(sizes) * layout.DIRECTORY_ENTRY.size
 
 
 def bytes_at(plan: Plan, bits_per_weight: float) -> int:
@@ -224,26 +205,22 @@ def fit_to_size(
     costs: Mapping[str, Mapping[Dtype, float]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> Assignment:
     """Return the cheapest types with which the file has at most ``most_bytes``.
 
-    ``costs`` names every matrix, with the types it may get; see ``file_bytes`` for
-    ``section_bytes`` and ``outlier_bytes``. Raises QsfConversionError with the smallest possible
-    size when that is larger.
+    ``costs`` names every matrix, with the types it may get; ``section_bytes`` is that of
+    ``file_bytes``. Raises QsfConversionError with the smallest possible size if that is larger.
     """
 
     def n_bytes_with(dtypes: Mapping[str, Dtype]) -> int:
-        return file_bytes(
-            with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes, outlier_bytes
-        )
+        return file_bytes(with_policy(plan, policy_of(plan.targets, dtypes)), section_bytes)
 
-    smallest = smallest_types(plan, costs, most_bytes, section_bytes, outlier_bytes)
+    smallest = smallest_types(plan, costs, most_bytes, section_bytes)
     least_bytes = n_bytes_with(smallest)
     # Padding between units depends on the types of the matrices. So the first try assumes none, and
     # the second subtracts the excess.
     matrix_bytes = sum(_data_bytes(t, smallest[t.name]) for t in plan.targets if t.has_choice)
-    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + UNIT_ALIGN * len(plan.units)
+    budget_bytes = most_bytes - (least_bytes - matrix_bytes) + layout.UNIT_ALIGN * len(plan.units)
     while budget_bytes >= matrix_bytes:
         fit = assign(plan.targets, costs, budget_bytes)
         excess_bytes = n_bytes_with(fit.dtypes) - most_bytes
@@ -260,7 +237,6 @@ def smallest_types(
     types: Mapping[str, Collection[Dtype]],
     most_bytes: int,
     section_bytes: Mapping[str, int],
-    outlier_bytes: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Dtype]:
     """Return the smallest type of every matrix, by ``Target.name``.
 
@@ -273,7 +249,7 @@ def smallest_types(
         if target.has_choice
     }
     smallest_plan = with_policy(plan, policy_of(plan.targets, smallest))
-    least_bytes = file_bytes(smallest_plan, section_bytes, outlier_bytes)
+    least_bytes = file_bytes(smallest_plan, section_bytes)
     if least_bytes > most_bytes:
         others_bytes = sum(section_bytes.values())
         raise QsfConversionError(
@@ -327,7 +303,7 @@ def _weight(target: Target, plan: Plan) -> float:
         of_head = share if n_rows < n_all else 1.0
         return of_head * _TABLES * plan.facts.header.n_layers / n_tables
     assert target.rule.target is not None  # only learned positions have no type
-    by_layer = _FIRST_LAYER if target.unit == layer_unit(0) else 1.0
+    by_layer = _FIRST_LAYER if target.unit == layout.layer_unit(0) else 1.0
     return _WEIGHTS.get(target.rule.target, 1.0) * by_layer
 
 

@@ -24,18 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
+from qsf.file import layout
 from qsf.file.kinds import ROPE_NONE, LayerKind, Mixer, QkNorm, plain_kind
-from qsf.file.layout import (
-    EMBEDDING_UNIT,
-    FINAL_UNIT,
-    OWN_TABLE_UNIT,
-    Activation,
-    Arch,
-    Header,
-    Norm,
-    TensorType,
-    UnitId,
-)
+from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Activation, TensorType, UnitId
 from qsf_converter.original.weights import (
     BIASES,
     Weights,
@@ -65,8 +56,8 @@ class Original:
 
     def __init__(self, plan: Plan, checkpoint: Checkpoint) -> None:
         # without the MTP head, which only guesses
-        self.header: Header = replace(plan.facts.header, n_layers=plan.facts.n_trunk_layers)
-        self.arch: Arch = plan.facts.arch
+        self.header: layout.Header = replace(plan.facts.header, n_layers=plan.facts.n_trunk_layers)
+        self.arch: layout.Arch = plan.facts.arch
         if plan.facts.arch.is_encoder:
             raise QsfConversionError(
                 "an encoder predicts no tokens, by which calibration and qsf eval judge: convert it"
@@ -151,7 +142,7 @@ class Original:
         for target in self._by_unit[EMBEDDING_UNIT]:
             if target.rule.place is Place.POSITIONS:
                 x += read_tensor(target, self._checkpoint)[: tokens.shape[1]]
-        for table in self.targets(OWN_TABLE_UNIT):
+        for table in self.targets(layout.OWN_TABLE_UNIT):
             ids, places = np.unique(tokens, return_inverse=True)
             pieces = (Piece(table, int(idx), int(idx) + 1) for idx in ids)
             self._own_rows = np.concatenate([read_rows(p, self._checkpoint) for p in pieces])
@@ -500,7 +491,7 @@ class Original:
         return np.asarray(y, np.float32)
 
     def _normalised(self, x: Float32Array) -> Float32Array:
-        if self.header.norm == Norm.LAYER:
+        if self.header.norm == layout.Norm.LAYER:
             x = x - x.mean(axis=-1, keepdims=True)
         square = np.mean(x * x, axis=-1, keepdims=True)
         return np.asarray(x / np.sqrt(square + np.float32(self.arch.norm_epsilon)))

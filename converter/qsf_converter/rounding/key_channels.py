@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.file.kinds import ROPE_NONE, LayerKind, QkNorm, plain_kind
+from qsf.file.kinds import ROPE_NONE, LayerKind, QkNorm
 from qsf.file.layout import TensorType, UnitId, layer_unit
 from qsf_converter.rounding.pieces import exact_shifts_of, read_tensor
 from qsf_converter.rounding.plan import Plan, Target
@@ -50,7 +50,7 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         if target.rule.target is not None:
             by_unit.setdefault(target.unit, {})[target.rule.target] = target
     changed: dict[tuple[UnitId, TensorType | None], tuple[int, ...]] = {}
-    kinds = _kinds(plan.facts)
+    kinds = plan.facts.kinds
     for layer_idx, kind in enumerate(kinds):
         unit = layer_unit(layer_idx)
         targets = by_unit[unit]
@@ -74,20 +74,11 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
             if tensor_type in _QUERIES:
                 of_sharing = ((layer_unit(i), tensor_type) for i in sharing)
                 changed |= dict.fromkeys(of_sharing, changed[unit, tensor_type])
-    return dataclasses.replace(
-        plan,
-        targets=tuple(
-            dataclasses.replace(
-                target, exponents=changed.get((target.unit, target.rule.target), ())
-            )
-            for target in plan.targets
-        ),
+    return plan.with_targets(
+        lambda target: dataclasses.replace(
+            target, exponents=changed.get((target.unit, target.rule.target), ())
+        )
     )
-
-
-def _kinds(facts: Facts) -> tuple[LayerKind, ...]:
-    plain = plain_kind(facts.header, facts.arch)
-    return facts.layer_kinds or (plain,) * facts.header.n_layers
 
 
 def channel_sizes(

@@ -9,38 +9,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import os
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, KEPT, Dtype
+from qsf.file.layout import EXACT, KEPT, Dtype, PackedOutliers, TensorType
+from qsf_converter.rounding import outliers as of_matrix
+from qsf_converter.rounding import quantisers
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
-from qsf_converter.rounding.quantisers import (
-    F16_MAX,
-    ErrorSums,
-    UnrepresentableError,
-    absmean,
-    quantise_rows,
-)
-from qsf_converter.rounding.tiles import TILE_ROWS, mxfp4_tiles
+from qsf_converter.rounding.quantisers import F16_MAX, ErrorSums, UnrepresentableError, absmean
+from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight, mxfp4_tiles
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import (
     MXFP4_COLS,
     MXFP4_OVERFLOWING,
     Checkpoint,
+    Float32Array,
     RawArray,
     to_float32,
 )
+from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 
 _PIECE_BYTES = 32 << 20  # of f32
 # Of matrices that are kept: their arrays stay below the size that the converter returns to the
@@ -50,6 +49,9 @@ _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
 _SLAB_BYTES = 16 << 20  # bytes of source rows held while columns are gathered
 _MAX_THREADS = 4
 _LEAST_F16 = 2.0**-24  # above 0
+_SAMPLE_TILE_ROWS: Final = 8
+# The whole matrix may have more outliers than its sample
+_MOST_SAMPLED: Final = 0.8 * of_matrix.MOST_FRACTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,13 +173,14 @@ def with_tensor_scales(plan: Plan, checkpoint: Checkpoint, ternary_rule: str) ->
     """
     if ternary_rule != "absmean":
         return plan
-    targets = []
-    for target in plan.targets:
-        if target.is_ternary:
-            parts = (read_rows(piece, checkpoint) for piece in pieces_of(target))
-            target = dataclasses.replace(target, tensor_scale=absmean(parts))
-        targets.append(target)
-    return dataclasses.replace(plan, targets=tuple(targets))
+
+    def with_scale(target: Target) -> Target:
+        if not target.is_ternary:
+            return target
+        parts = (read_rows(piece, checkpoint) for piece in pieces_of(target))
+        return dataclasses.replace(target, tensor_scale=absmean(parts))
+
+    return plan.with_targets(with_scale)
 
 
 def with_exact_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
@@ -185,16 +188,16 @@ def with_exact_types(plan: Plan, checkpoint: Checkpoint) -> Plan:
 
     f16 loses values below 6e-8, which occur in checkpoints of bf16. Reads all these matrices.
     """
-    targets = []
-    for target in plan.targets:
-        if target.rule.target in EXACT:
-            rows = read_tensor(target, checkpoint)
-            with np.errstate(over="ignore"):
-                lost = np.abs(rows - rows.astype(np.float16).astype(np.float32)).max()
-            dtype = Dtype.F16 if lost <= _LEAST_F16 / 2 else Dtype.F32
-            target = dataclasses.replace(target, dtype=dtype)
-        targets.append(target)
-    return dataclasses.replace(plan, targets=tuple(targets))
+
+    def exact(target: Target) -> Target:
+        if target.rule.target not in EXACT:
+            return target
+        rows = read_tensor(target, checkpoint)
+        with np.errstate(over="ignore"):
+            lost = np.abs(rows - rows.astype(np.float16).astype(np.float32)).max()
+        return dataclasses.replace(target, dtype=Dtype.F16 if lost <= _LEAST_F16 / 2 else Dtype.F32)
+
+    return plan.with_targets(exact)
 
 
 def _read_raw(piece: Piece, checkpoint: Checkpoint, *, is_kept: bool = False) -> RawArray:
@@ -321,7 +324,7 @@ def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
         if target.outliers is not None and target.outliers.has_table:
             return _round_apart(piece, rows, target.outliers)
         errors = ErrorSums()
-        tiles = quantise_rows(
+        tiles = quantisers.quantise_rows(
             target.dtype,
             rows,
             errors,
@@ -388,3 +391,93 @@ def _refusal(piece: Piece, error: UnrepresentableError) -> QsfConversionError:
     if target.rule.slices is not None:
         position.insert(0, target.slice_idx)
     return QsfConversionError(f"tensor {target.source.name} at {position}: {error.reason}")
+
+
+# ---- outliers: which matrices get a table, by a sample of their rows, and where it lies ----
+
+
+@dataclass(frozen=True, slots=True)
+class OutlierTable:
+    matrix: Target
+    packed: PackedOutliers
+
+
+def with_outlier_plans(plan: Plan, checkpoint: Checkpoint, *, may_add_bytes: bool) -> Plan:
+    """Return the plan with an `OutlierPlan` for each matrix of the layers.
+
+    Without ``may_add_bytes`` outliers are only counted: types stay, and no table is added.
+    """
+    return plan.with_targets(
+        lambda target: (
+            _with_outlier_plan(target, checkpoint, may_add_bytes=may_add_bytes)
+            if target.has_choice and target.rule.place is Place.LAYER
+            else target
+        )
+    )
+
+
+def _with_outlier_plan(target: Target, checkpoint: Checkpoint, *, may_add_bytes: bool) -> Target:
+    rows = _sample(target, checkpoint)
+    if not np.isfinite(rows).all():
+        return target  # rounding will refuse the value and name its place
+    stats = of_matrix.OutlierStats.of(rows)
+    action: of_matrix.Action = "none"
+    if may_add_bytes and stats.n_far:
+        mask = of_matrix.find_outliers(rows, stats.mean, stats.sigma)
+        with contextlib.suppress(UnrepresentableError):  # rounding will refuse it too
+            action = of_matrix.choose_action(
+                stats, target.dtype, of_matrix.gain(target.dtype, rows, mask)
+            )
+        if action == of_matrix.TABLE_ACTION and stats.far_fraction > _MOST_SAMPLED:
+            action = "more bits" if bits_per_weight(target.dtype) < 4 else "clamp"
+    has_table = action == of_matrix.TABLE_ACTION
+    outliers = OutlierPlan(stats.mean, stats.sigma, stats.near_fraction, action, has_table)
+    dtype = Dtype.Q4 if action == "more bits" else target.dtype
+    return dataclasses.replace(target, dtype=dtype, outliers=outliers)
+
+
+def _sample(target: Target, checkpoint: Checkpoint) -> Float32Array:
+    """Return some whole tile rows, evenly spread."""
+    n_tile_rows = -(-target.n_rows // TILE_ROWS)
+    n = min(_SAMPLE_TILE_ROWS, n_tile_rows)
+    parts = []
+    for i in range(n):
+        start = i * n_tile_rows // n * TILE_ROWS
+        piece = Piece(target, start, min(start + TILE_ROWS, target.n_rows))
+        parts.append(read_rows(piece, checkpoint))
+    return np.concatenate(parts)
+
+
+def with_outlier_tables(unit: RoundedUnit) -> Iterator[RoundedTensor | OutlierTable]:
+    """Yield the tensors of a unit; the tables of a group of matrices come before the group.
+
+    A group is the matrices that read the same input; a group with a table is held in memory whole.
+    """
+    groups_with_table = {
+        _input_group(target)
+        for target in unit.unit.targets
+        if target.outliers is not None and target.outliers.has_table
+    }
+    groups = itertools.groupby(unit.tensors, key=lambda tensor: _input_group(tensor.target))
+    for group, members in groups:
+        if group not in groups_with_table:
+            yield from members
+            continue
+        held = [dataclasses.replace(t, pieces=tuple(t.pieces)) for t in members]
+        yield from filter(None, map(_table_of, held))
+        yield from held
+
+
+def _input_group(target: Target) -> tuple[TensorType, ...] | None:
+    kind = target.rule.target
+    return next((group for group in INPUT_GROUPS if kind in group), None)
+
+
+def _table_of(tensor: RoundedTensor) -> OutlierTable | None:
+    parts = [piece.outliers for piece in tensor.pieces if piece.outliers is not None]
+    if not any(map(len, parts)):
+        return None
+    matrix, entries = tensor.target, of_matrix.join(parts)
+    shape = (matrix.n_rows, matrix.n_cols)
+    packed = of_matrix.pack_outliers(entries.rows, entries.cols, entries.values, shape)
+    return OutlierTable(matrix, packed)

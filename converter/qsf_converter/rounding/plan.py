@@ -11,9 +11,9 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from qsf.file.layout import (
     FINAL_UNIT,
     FINE,
     KEPT,
+    MAX_LAYERS,
     OWN_TABLE_UNIT,
     TILE_ROWS,
     Dtype,
@@ -40,7 +41,6 @@ from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
 from qsf_converter.sources.families.encoders import DENSE
 from qsf_converter.sources.families.family import Factor, Facts, Family
-from qsf_converter.sources.families.mtp import COPIES, has_mtp, numbered, with_mtp
 from qsf_converter.sources.families.rules import Place, TensorRule, in_file_order
 
 QUANT_TYPES: Mapping[str, Dtype] = {
@@ -252,6 +252,9 @@ class Plan:
     targets: tuple[Target, ...]
     warnings: tuple[str, ...]
 
+    def with_targets(self, change: Callable[[Target], Target]) -> Plan:
+        return dataclasses.replace(self, targets=tuple(map(change, self.targets)))
+
     @property
     def source_bytes(self) -> int:
         return sum(target.source_bytes for target in self.targets)
@@ -333,7 +336,7 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
         if "separate_head" not in flags:
             facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
     n_layers = facts.header.n_layers
-    by_name = numbered(by_name, n_layers)
+    by_name = _numbered(by_name, n_layers)
     facts, used = _with_mtp(family, facts, checkpoint, by_name)
     targets = []
     rules = _rules(family, facts, by_name)
@@ -358,9 +361,9 @@ def _with_mtp(
     """Return the contents with the MTP head, if there is a whole one that is run, and the names of
     its tensors that repeat others of the model.
     """
-    if not has_mtp(facts, family.rules, by_name):
+    if not _has_mtp(facts, family.rules, by_name):
         return facts, set()
-    n_layers, more = facts.header.n_layers, with_mtp(facts)
+    n_layers, more = facts.header.n_layers, _as_layer(facts)
     names = {
         name
         for unit, rule in rules_in_order(_rules(family, more, by_name), more)
@@ -369,7 +372,7 @@ def _with_mtp(
         for name in rule.names(n_layers, more.dims, unit.expert)
     }
     originals = {rule.target: by_name.get(rule.source) for rule in family.rules}
-    copies = {f"layers.{n_layers}.{name}": originals[of] for name, of in COPIES.items()}
+    copies = {f"layers.{n_layers}.{name}": originals[of] for name, of in _COPIES.items()}
     copies = {name: of for name, of in copies.items() if name in by_name}
     is_whole = names <= by_name.keys() and all(
         _is_repeated(checkpoint, by_name[name], of) for name, of in copies.items()
@@ -451,19 +454,17 @@ def rules_in_order(
     rules: Sequence[TensorRule], facts: Facts
 ) -> Iterator[tuple[UnitId, TensorRule]]:
     """Yield (unit, rule): positions, then units; the experts of a layer follow the layer."""
-    n_layers = facts.header.n_layers
     of_place = {place: [rule for rule in rules if rule.place is place] for place in Place}
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.POSITIONS])
     yield from ((EMBEDDING_UNIT, rule) for rule in of_place[Place.EMBEDDING])
-    for layer_idx in range(n_layers):
+    for layer_idx, kind in enumerate(facts.kinds):
         layer = layer_unit(layer_idx)
-        kind = facts.layer_kinds[layer_idx] if facts.layer_kinds else None
         for rule in of_place[Place.LAYER]:
             is_here = rule.is_of_later == (layer_idx > 0)
             is_here |= rule.of_all or "{layer}" in rule.source
             if rule.where.holds(kind) and is_here:
                 yield layer, rule
-        for expert in range(kind.n_experts if kind is not None else 0):
+        for expert in range(kind.n_experts):
             yield from ((layer.of_expert(expert), rule) for rule in of_place[Place.EXPERT])
     yield from ((FINAL_UNIT, rule) for rule in of_place[Place.FINAL])
     yield from ((OWN_TABLE_UNIT, rule) for rule in of_place[Place.OWN_TABLE])
@@ -561,6 +562,62 @@ def _predicts_ahead(name: str, n_layers: int) -> bool:
     return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)
 
 
+# ---- the MTP head (multi-token prediction): one more layer, behind the last one ----
+
+# DeepSeek and GLM number its tensors as those of layer ``num_hidden_layers``, and GGUF files do the
+# same for all families; the ``mtp.`` names of Qwen become these.
+_MTP_ENDS: Final = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head.norm",
+}
+# Tensors of the head that repeat others of the model.
+_COPIES: Final = {
+    "embed_tokens.weight": TensorType.EMBEDDING,
+    "shared_head.head.weight": TensorType.HEAD,
+}
+
+_Tensor = TypeVar("_Tensor")
+
+
+def _numbered(by_name: Mapping[str, _Tensor], n_layers: int) -> dict[str, _Tensor]:
+    def name_of(name: str) -> str:
+        match = re.fullmatch(r"mtp\.(?:layers\.(\d{1,6})\.)?(.*)", name)
+        if match is None:
+            return name
+        number, rest = match.groups()
+        if number is not None:
+            return f"layers.{n_layers + int(number)}.{rest}"
+        part, _, ending = rest.rpartition(".")
+        return f"layers.{n_layers}.{_MTP_ENDS.get(part, part)}.{ending}"
+
+    return {name_of(name): tensor for name, tensor in by_name.items()}
+
+
+def _as_layer(facts: Facts) -> Facts:
+    kinds = facts.kinds
+    kind = next(kind for kind in reversed(kinds) if kind.has_attention)
+    return dataclasses.replace(
+        facts,
+        header=dataclasses.replace(facts.header, n_layers=len(kinds) + 1),
+        layer_kinds=(*kinds, dataclasses.replace(kind, is_mtp=1)),
+        dims={**facts.dims, "joined": 2 * facts.header.dim},
+    )
+
+
+def _has_mtp(facts: Facts, rules: tuple[TensorRule, ...], names: Mapping[str, object]) -> bool:
+    """True if the tensors are those of one head of a family that runs it."""
+    n_layers = facts.header.n_layers
+    return (
+        any(kind.has_attention for kind in facts.kinds)
+        and any(rule.target == TensorType.MTP_JOIN for rule in rules)
+        and f"layers.{n_layers}.eh_proj.weight" in names
+        and f"layers.{n_layers + 1}.eh_proj.weight" not in names
+        and n_layers < MAX_LAYERS
+    )
+
+
 _LEAST_SHARED: Final = 4  # query heads of a KV head: V has a tenth of attention's weights or less
 _LEAST_ROWS: Final = 16384  # of a head that is worth two matrices
 _SHARE: Final = 32  # one of so many rows is of a frequent token
@@ -575,17 +632,15 @@ def with_fine_values(plan: Plan) -> Plan:
         target.unit: target.n_rows for target in plan.targets if target.rule.target == TensorType.Q
     }
 
-    def is_raised(target: Target) -> bool:
+    def fine(target: Target) -> Target:
         is_small = target.n_rows * _LEAST_SHARED <= q_rows.get(target.unit, 0)
         is_coarse = 0 < bits_per_weight(target.dtype) < 8 and target.dtype not in TERNARY_TYPES
         is_value = target.rule.target == TensorType.V and target.has_choice
-        return is_value and is_small and is_coarse
+        if not (is_value and is_small and is_coarse):
+            return target
+        return dataclasses.replace(target, dtype=Dtype.Q8, is_raised=True)
 
-    targets = (
-        dataclasses.replace(target, dtype=Dtype.Q8, is_raised=True) if is_raised(target) else target
-        for target in plan.targets
-    )
-    return dataclasses.replace(plan, targets=tuple(targets))
+    return plan.with_targets(fine)
 
 
 def with_split_head(plan: Plan, *, has_free_type: bool) -> Plan:

@@ -20,7 +20,6 @@ from qsf_converter.sources.families import (
     gemma,
     gpt,
     granite,
-    grouped,
     hybrids,
     latent,
     llama,
@@ -30,7 +29,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, granite, gemma, gpt, experts, grouped, latent, delta, hybrids, encoders)
+    for module in (llama, granite, gemma, gpt, experts, latent, delta, hybrids, encoders)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -131,7 +130,11 @@ def _check_unread(family: Family, config: Config) -> None:
     """Refuse keys that no table reads, unless they are empty or change no logits."""
     neutral = {**_NEUTRAL_VALUES, **family.neutral}
     for name, value in config.unread():
-        if value is None or value in neutral.get(name, ()):
+        if re.fullmatch(family.ignored_keys, name):
+            continue
+        allowed = neutral.get(name, ())
+        allowed = allowed if isinstance(allowed, (tuple, range)) else (allowed,)
+        if value is None or value in allowed:
             continue
         if name not in neutral and (not value or _HARMLESS.fullmatch(name)):
             continue
@@ -139,14 +142,10 @@ def _check_unread(family: Family, config: Config) -> None:
 
 
 # Values of keys of some families that change nothing; other values are refused.
-_NEUTRAL_VALUES: Final[Mapping[str, tuple[Any, ...]]] = {
-    "logit_scale": (1.0,),
-    "logits_scaling": (1.0,),
-    "embedding_multiplier": (1.0,),
-    "residual_multiplier": (1.0,),
-    "partial_rotary_factor": (1.0,),
-    "num_local_experts": (0, 1),
-    "num_experts": (0, 1),
+_NEUTRAL_VALUES: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("logit_scale", "logits_scaling", "embedding_multiplier"), 1.0),
+    **dict.fromkeys(("residual_multiplier", "partial_rotary_factor"), 1.0),
+    **dict.fromkeys(("num_local_experts", "num_experts"), (0, 1)),
 }
 # Keys for training, tools, generation or other tasks.
 _HARMLESS: Final = re.compile(

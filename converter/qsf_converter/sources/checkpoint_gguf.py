@@ -22,14 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import (
-    KEPT,
-    MXFP4,
-    MXFP4_BLOCK,
-    MXFP4_COLS,
-    RawArray,
-    SourceTensor,
-)
+from qsf_converter.sources import checkpoint
 from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Located
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.families.gguf import Gguf
@@ -100,8 +93,8 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         self.config, self.family, self.warnings = model.config, model.family, model.warnings
         matrices = [tensor for tensor in tensors.values() if len(tensor.shape) > 1]
         self.least_type = _least_type(matrices)
-        self.keeps = any(tensor.type in KEPT for tensor in matrices)
-        self.unkept_type = _least_type([t for t in matrices if t.type not in KEPT])
+        self.keeps = any(tensor.type in checkpoint.KEPT for tensor in matrices)
+        self.unkept_type = _least_type([t for t in matrices if t.type not in checkpoint.KEPT])
         for tensor in tensors.values():
             name = model.name_there(tensor.name)
             if name in self._located:
@@ -124,7 +117,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return self._stored(name, tensor, n_heads)
 
     def _stored(self, name: str, tensor: GgufTensor, n_heads: int = 0) -> _Stored:
-        source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
+        source = checkpoint.SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
         file, path = self._files[tensor.part], self._paths[tensor.part]
         return _Stored(source, file, path, tensor.offset, n_heads=n_heads)
 
@@ -138,7 +131,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:
-        if located.tensor.dtype not in (*READABLE, MXFP4):
+        if located.tensor.dtype not in (*READABLE, checkpoint.MXFP4):
             _dequantiser(located.tensor)
 
     def _stored_rows(self, located: _Stored, start: int, stop: int) -> bytearray:
@@ -162,11 +155,11 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         rows = np.frombuffer(stored, np.uint8).reshape(-1, pairs, 2, row_bytes)
         return bytearray(np.ascontiguousarray(rows.swapaxes(1, 2)))
 
-    def _values(self, located: _Stored, stored: bytearray, n_rows: int) -> RawArray:
+    def _values(self, located: _Stored, stored: bytearray, n_rows: int) -> checkpoint.RawArray:
         tensor = located.tensor
         if tensor.dtype in READABLE:
             return super()._values(located, stored, n_rows)
-        if tensor.dtype == MXFP4:
+        if tensor.dtype == checkpoint.MXFP4:
             return _mxfp4_blocks(stored, n_rows)
         n_cols = tensor.shape[-1]
         package, kind = _dequantiser(tensor)
@@ -181,12 +174,12 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return values
 
 
-def _mxfp4_blocks(stored: bytearray, n_rows: int) -> RawArray:
+def _mxfp4_blocks(stored: bytearray, n_rows: int) -> checkpoint.RawArray:
     """Return the blocks [n_rows, n_blocks]; in the file low halves of bytes are columns 0 .. 15."""
-    raw = np.frombuffer(stored, MXFP4_BLOCK).reshape(n_rows, -1)
+    raw = np.frombuffer(stored, checkpoint.MXFP4_BLOCK).reshape(n_rows, -1)
     codes = np.concatenate((raw["codes"] & 15, raw["codes"] >> 4), axis=-1)
-    pairs = codes.reshape(*raw.shape, MXFP4_COLS // 2, 2)
-    blocks = np.empty(raw.shape, MXFP4_BLOCK)
+    pairs = codes.reshape(*raw.shape, checkpoint.MXFP4_COLS // 2, 2)
+    blocks = np.empty(raw.shape, checkpoint.MXFP4_BLOCK)
     blocks["scale"] = raw["scale"]
     blocks["codes"] = pairs[..., 0] | pairs[..., 1] << 4
     return blocks
@@ -200,7 +193,7 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
 
     Types of 5 bits and more become 8bit, also Q8_0, whose 8.5 bits hold numbers of 8 bits.
     """
-    matrices = [t for t in tensors if t.name.startswith("blk.") and t.type != MXFP4]
+    matrices = [t for t in tensors if t.name.startswith("blk.") and t.type != checkpoint.MXFP4]
     types = {t.type for t in matrices}
     if types <= set(READABLE):
         return None
@@ -210,7 +203,7 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
     return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
 
 
-def _dequantiser(tensor: SourceTensor) -> tuple[Any, Any]:
+def _dequantiser(tensor: checkpoint.SourceTensor) -> tuple[Any, Any]:
     """Return the ``gguf`` package and its number of the type.
 
     Raises QsfConversionError if the package cannot dequantise ``tensor``.

@@ -25,9 +25,7 @@ from qsf_converter.sources.families.rules import T, TensorRule
 Metadata = Mapping[str, Any]
 
 ALL_DIALECTS: Final[Mapping[str, tuple[Family, Gguf]]] = {
-    architecture: (family, form)
-    for family in FAMILIES.values()
-    for architecture, form in family.gguf.items()
+    form.name: (family, form) for family in FAMILIES.values() for form in family.forms
 }
 
 # Names of the values of general.file_type: llama.cpp's enum llama_ftype.
@@ -83,7 +81,7 @@ def families() -> list[tuple[str, list[str], list[str]]]:
         (
             family.title,
             [family.name, *family.nested],
-            [*family.gguf, *(name for name, other in others if other == family.name)],
+            [form.name for form in family.forms] + [n for n, of in others if of == family.name],
         )
         for family in FAMILIES.values()
     ]

@@ -10,7 +10,9 @@ docs/gguf.md of ggml, versions 2 and 3.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import importlib
 import io
 import math
 from collections.abc import Callable, Mapping
@@ -37,59 +39,23 @@ _MAX_DIMS = 4
 _DEFAULT_ALIGNMENT = 32
 _BUFFER_BYTES = 1 << 20
 
-# Number of the type -> its name, numbers in a block, bytes of a block.
-TYPES: Final[Mapping[int, tuple[str, int, int]]] = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    6: ("Q5_0", 32, 22),
-    7: ("Q5_1", 32, 24),
-    8: ("Q8_0", 32, 34),
-    9: ("Q8_1", 32, 40),
-    10: ("Q2_K", 256, 84),
-    11: ("Q3_K", 256, 110),
-    12: ("Q4_K", 256, 144),
-    13: ("Q5_K", 256, 176),
-    14: ("Q6_K", 256, 210),
-    15: ("Q8_K", 256, 292),
-    16: ("IQ2_XXS", 256, 66),
-    17: ("IQ2_XS", 256, 74),
-    18: ("IQ3_XXS", 256, 98),
-    19: ("IQ1_S", 256, 50),
-    20: ("IQ4_NL", 32, 18),
-    21: ("IQ3_S", 256, 110),
-    22: ("IQ2_S", 256, 82),
-    23: ("IQ4_XS", 256, 136),
-    24: ("I8", 1, 1),
-    25: ("I16", 1, 2),
-    26: ("I32", 1, 4),
-    27: ("I64", 1, 8),
-    28: ("F64", 1, 8),
-    29: ("IQ1_M", 256, 56),
-    30: ("BF16", 1, 2),
-    34: ("TQ1_0", 256, 54),
-    35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
-    40: ("NVFP4", 64, 36),
-    41: ("Q1_0", 128, 18),
-}
-
-_SCALARS: Mapping[int, np.dtype[Any]] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    7: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+# Numpy's names of the types of the metadata's numbers, by their number; 8 and 9 are below.
+_SCALARS: Final = dict(
+    zip(
+        (*range(8), 10, 11, 12),
+        ["u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "<u8", "<i8", "<f8"],
+        strict=True,
+    )
+)
 _STRING = 8
 _ARRAY = 9
+
+
+@functools.cache
+def types() -> Mapping[int, tuple[str, int, int]]:
+    """Return by the number of a type: its name, the numbers in a block, the bytes of a block."""
+    sizes = importlib.import_module("gguf").GGML_QUANT_SIZES
+    return {kind.value: (kind.name, *size) for kind, size in sizes.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,9 +203,9 @@ class _Reader:
         return texts
 
     def _scalars(self, kind: int, count: int, key: str, part: str) -> np.ndarray[Any, Any]:
-        dtype = _SCALARS.get(kind)
-        if dtype is None:
+        if kind not in _SCALARS:
             raise self._damaged(f"key {key[:200]!r} has a value of type {kind}, which is unknown")
+        dtype: np.dtype[Any] = np.dtype(_SCALARS[kind])
         self._check_count(count, dtype.itemsize, f"numbers in {key[:200]!r}")
         data = self._take(count * dtype.itemsize, part)
         if dtype.kind == "b":
@@ -263,12 +229,12 @@ class _Reader:
         shape = tuple(self._number(8, part) for _ in range(n_dims))[::-1]
         type_number = self._number(4, part)
         offset = self._number(8, part)
-        if type_number not in TYPES:
+        if type_number not in types():
             raise QsfConversionError(
                 f"{self._path}: tensor {name[:200]!r} has type {type_number}, which is unknown; "
-                f"supported: {', '.join(kind for kind, _, _ in TYPES.values())}"
+                f"supported: {', '.join(kind for kind, _, _ in types().values())}"
             )
-        kind, block_items, block_bytes = TYPES[type_number]
+        kind, block_items, block_bytes = types()[type_number]
         if shape[-1] % block_items:
             raise self._damaged(
                 f"tensor {name[:200]!r}: rows of {shape[-1]} are no whole blocks of {kind}, "

@@ -148,36 +148,14 @@ _RULES: Final[Mapping[tuple[str, ...], str]] = {
 }  # fmt: skip
 SPLITS: Final = {name: rule for rule, names in _RULES.items() for name in names.split()}
 
-OF_CHARACTERS: Final = frozenset(["gemma4", "granite-embed-multi-311m", "sarvam-moe", "mmbert"])
-LIKE_LLAMA_3: Final = frozenset(
-    [
-        "llama3",
-        "llama-v3",
-        "llama-bpe",
-        "falcon3",
-        "falcon-h1",
-        "pixtral",
-        "midm-2.0",
-        "lfm2",
-        "jina-v5-nano",
-    ]
-)
+OF_CHARACTERS: Final = frozenset(("gemma4", "granite-embed-multi-311m", "sarvam-moe", "mmbert"))
+_LIKE_LLAMA_3 = "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano"
 # Rules whose texts begin with the token that begins a text, if the file says nothing of it.
-ADD_BOS: Final = LIKE_LLAMA_3 | {"tekken", "chameleon", "gemma4"}
+ADD_BOS: Final = frozenset(f"{_LIKE_LLAMA_3} tekken chameleon gemma4".split())
 # Rules whose pieces become a token if there is one, whatever the merges say.
-IGNORE_MERGES: Final = LIKE_LLAMA_3 | frozenset(
-    [
-        "minicpm5",
-        "youtu",
-        "glm4",
-        "glm5",
-        "tekken",
-        "granite-embed-multi-97m",
-        "gpt-4o",
-        "llama4",
-        "kanana2",
-        "talkie",
-    ]
+IGNORE_MERGES: Final = frozenset(
+    f"{_LIKE_LLAMA_3} minicpm5 youtu glm4 glm5 tekken granite-embed-multi-97m gpt-4o llama4"
+    " kanana2 talkie".split()
 )
 # Rules of tokenizers that normalise texts.
 NFC: Final = frozenset(["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez", "qwen35"])

@@ -1,10 +1,7 @@
-"""The sections that make a .qsf file enough on its own: TOKN, CHAT and META.
+"""The sections TOKN and CHAT, which make a .qsf file enough on its own, and the source's origin.
 
 TOKN is ``tokenizer.json``. CHAT is JSON with the chat template, the special tokens and
-``generation_config.json``. META is JSON for people: where the weights came from, what made the file
-and how well the stored weights match the source.
-
-None of them contains a time or a path, so that the same input gives the same file.
+``generation_config.json``.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -18,7 +15,6 @@ import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import metadata as package_metadata
 from pathlib import Path
 from typing import Any
 
@@ -140,40 +136,6 @@ def chat_bytes(model_dir: Path, config: Mapping[str, Any], generation: Mapping[s
     return json.dumps(chat, ensure_ascii=False).encode()
 
 
-def meta_bytes(
-    origin: Origin,
-    *,
-    architecture: str,
-    weights_sha256: str,
-    options: dict[str, str],
-    quality: dict[str, Any],
-    compression: dict[str, Any] | None = None,
-    costs: Mapping[str, dict[str, Any]] | None = None,
-) -> bytes:
-    """Return the META section; ``compression`` and ``costs`` may be missing.
-
-    ``weights_sha256`` is the digest of the tensors as they were read: see
-    ``Checkpoint.digest``. It costs no second read and does not depend on the sharding.
-    """
-    meta = {
-        "source": {
-            "name": origin.name,
-            "architecture": architecture,
-            **({"type": origin.type_name} if origin.type_name else {}),
-            "config_sha256": origin.config_sha256,
-            "weights_sha256": weights_sha256,
-            **({} if origin.stored is None else {"stored": origin.stored}),
-        },
-        "converter": {"name": "qsf-convert", "version": _version(), "options": options},
-        "quality": quality,
-        "licence": origin.licence,
-    }
-    if compression is not None:
-        meta["compression"] = compression
-    meta.update(costs or {})
-    return json.dumps(meta, ensure_ascii=False).encode()
-
-
 def _chat_templates(model_dir: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
     files = {file.stem: file for file in model_dir.glob("additional_chat_templates/*.jinja")}
     files["default"] = model_dir / "chat_template.jinja"
@@ -233,10 +195,3 @@ def _licence(model_dir: Path) -> str | None:
             if line.strip():
                 return line.strip()[:200]
     return None
-
-
-def _version() -> str:
-    try:
-        return package_metadata.version("qsf")
-    except package_metadata.PackageNotFoundError:
-        return "unknown"

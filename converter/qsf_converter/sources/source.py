@@ -12,25 +12,14 @@ from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.foreign_json import read_json
-from qsf_converter.sources import (
-    checkpoint_safetensors,
-    checkpoint_torch,
-    embedding,
-    gguf_config,
-    metadata,
-    quantised,
-)
+from qsf_converter import sources
+from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import KEPT, Checkpoint, padded, to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
-from qsf_converter.sources.embedding import (
-    is_classifier,
-    with_classifier,
-    with_dense_of_folder,
-    with_dense_of_gguf,
-)
+from qsf_converter.sources.embedding import is_classifier, with_classifier, with_dense_of_folder
 from qsf_converter.sources.families.family import Facts, Family
 from qsf_converter.sources.gguf_config import FILE_TYPES
 from qsf_converter.sources.gguf_file import MAGIC
@@ -174,7 +163,10 @@ def _completed(
 
 
 def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
-    formats = ((SafetensorsCheckpoint, checkpoint_safetensors), (TorchCheckpoint, checkpoint_torch))
+    formats = (
+        (SafetensorsCheckpoint, checkpoint_safetensors),
+        (TorchCheckpoint, sources.checkpoint_torch),
+    )
     for opener, module in formats:
         if any((path / name).exists() for name in (module.SINGLE_NAME, module.INDEX_NAME)):
             return opener(path)
@@ -249,7 +241,9 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             ),
         )
         reasons = (reason,) if reason else ()
-        yield _completed(source, (*checkpoint.warnings, *left_out, *reasons), with_dense_of_gguf)
+        yield _completed(
+            source, (*checkpoint.warnings, *left_out, *reasons), embedding.with_dense_of_gguf
+        )
 
 
 def _is_gguf(path: Path) -> bool:
@@ -260,6 +254,6 @@ def _is_gguf(path: Path) -> bool:
         raise QsfIOError(f"{path}: {error.strerror}") from error
 
 
-def _text(fields: gguf_config.Metadata, key: str) -> str | None:
+def _text(fields: sources.gguf_config.Metadata, key: str) -> str | None:
     value = fields.get(key)
     return value[:_MAX_NAME_CHARS] if isinstance(value, str) and value else None

@@ -15,17 +15,8 @@ from typing import Final, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf_converter.text import expressions
 from qsf_converter.text.characters import EDGE, Chars
-from qsf_converter.text.expressions import (
-    Ahead,
-    Chain,
-    Choice,
-    ExpressionError,
-    Look,
-    Node,
-    One,
-    Repeat,
-)
 
 MATCH: Final = 0x8000  # of an entry: a match ends in front of this character
 BACKWARD_BITS: Final = 12  # of an entry of the table from the end: the state; above, what matches
@@ -64,18 +55,18 @@ _END, _ONE, _CHOICE, _LOOK = range(4)
 class _Places(list[_Place]):
     def put(self, place: _Place) -> int:
         if len(self) >= _MOST_PLACES:
-            raise ExpressionError(f"an expression of more than {_MOST_PLACES} places")
+            raise expressions.ExpressionError(f"an expression of more than {_MOST_PLACES} places")
         self.append(place)
         return len(self) - 1
 
 
-def sets_of(node: Node) -> Iterable[Chars]:
+def sets_of(node: expressions.Node) -> Iterable[Chars]:
     """Return all sets of characters of a tree."""
-    if isinstance(node, One):
+    if isinstance(node, expressions.One):
         yield node.chars
-    elif isinstance(node, Look):
+    elif isinstance(node, expressions.Look):
         yield from (chars for chars in (node.before, node.after) if chars is not None)
-    elif isinstance(node, (Chain, Choice)):
+    elif isinstance(node, (expressions.Chain, expressions.Choice)):
         for part in node.parts:
             yield from sets_of(part)
     else:
@@ -94,13 +85,13 @@ def classes_of(sets: Iterable[Chars]) -> NDArray[np.uint8]:
     columns = np.packbits(np.array([row[begins] for row in rows]), axis=0).T
     _, firsts, ids = np.unique(columns, axis=0, return_index=True, return_inverse=True)
     if len(firsts) > _MOST_CLASSES:
-        raise ExpressionError(f"expressions with {len(firsts)} classes of characters")
+        raise expressions.ExpressionError(f"expressions with {len(firsts)} classes of characters")
     order = np.argsort(np.argsort(firsts)).astype(np.uint8)  # as they come, so the edge is last
     lengths = np.diff([*begins, EDGE + 1])
     return np.repeat(order[ids.reshape(-1)], lengths)
 
 
-def compile_tree(tree: Node, classes: NDArray[np.uint8]) -> Automaton:
+def compile_tree(tree: expressions.Node, classes: NDArray[np.uint8]) -> Automaton:
     """Return the tables of ``tree`` for these classes, which divide none of its sets.
 
     Raises ExpressionError if they are too large.
@@ -118,7 +109,7 @@ class _Numbers(Generic[_State]):
     def of(self, state: _State) -> int:
         if state not in self._ids:
             if len(self.states) >= self._most:
-                raise ExpressionError(f"an expression of more than {self._most} states")
+                raise expressions.ExpressionError(f"an expression of more than {self._most} states")
             self._ids[state] = len(self.states) + self._first
             self.states.append(state)
         return self._ids[state]
@@ -129,7 +120,7 @@ class _Compiler:
         self.n_classes = int(classes[EDGE]) + 1
         self.firsts = [int(np.argmax(classes == c)) for c in range(self.n_classes)]
         self.all = (1 << self.n_classes) - 1
-        self.aheads: list[Node] = []  # what those over several characters want
+        self.aheads: list[expressions.Node] = []  # what those over several characters want
         self.befores: list[int] = []  # masks of sets that look-behinds want
 
     def mask(self, chars: Chars | None) -> int:
@@ -138,40 +129,42 @@ class _Compiler:
         bits = np.packbits(chars[self.firsts], bitorder="little")
         return int.from_bytes(bits.tobytes(), "little")
 
-    def compile(self, tree: Node) -> Automaton:
+    def compile(self, tree: expressions.Node) -> Automaton:
         places = _Places()
         start = self.place(places, tree, places.put(_Place(_END)), is_back=False)
         n_aheads = len(self.aheads)
         if n_aheads > _MOST_AHEAD:
-            raise ExpressionError(f"{n_aheads} look-aheads over several characters")
+            raise expressions.ExpressionError(f"{n_aheads} look-aheads over several characters")
         backward = self.backward() if n_aheads else np.zeros((0, self.n_classes), np.uint16)
         return Automaton(self.forward(places, start), backward, n_aheads, bool(self.befores))
 
-    def place(self, places: _Places, node: Node, then: int, *, is_back: bool) -> int:
+    def place(self, places: _Places, node: expressions.Node, then: int, *, is_back: bool) -> int:
         """Add the places of a tree, of which the last leads to ``then``; return the first."""
-        if isinstance(node, One):
+        if isinstance(node, expressions.One):
             return places.put(_Place(_ONE, self.mask(node.chars), to=(then,)))
-        if isinstance(node, Look):
+        if isinstance(node, expressions.Look):
             before = self.mask(node.before)
             if before != self.all and before not in self.befores and not is_back:
                 self.befores.append(before)
             return places.put(_Place(_LOOK, self.mask(node.after), before, to=(then,)))
-        if isinstance(node, Ahead):
+        if isinstance(node, expressions.Ahead):
             if is_back:
-                raise ExpressionError("a look-ahead over several characters in another")
+                raise expressions.ExpressionError("a look-ahead over several characters in another")
             self.aheads.append(node.body)
             idx = len(self.aheads) - 1
             return places.put(_Place(_LOOK, self.all, self.all, idx, node.is_wanted, (then,)))
-        if isinstance(node, Chain):
+        if isinstance(node, expressions.Chain):
             for part in node.parts if is_back else reversed(node.parts):
                 then = self.place(places, part, then, is_back=is_back)
             return then
-        if isinstance(node, Choice):
+        if isinstance(node, expressions.Choice):
             firsts = [self.place(places, part, then, is_back=is_back) for part in node.parts]
             return places.put(_Place(_CHOICE, to=tuple(firsts)))
         return self.place_repeat(places, node, then, is_back=is_back)
 
-    def place_repeat(self, places: _Places, node: Repeat, end: int, *, is_back: bool) -> int:
+    def place_repeat(
+        self, places: _Places, node: expressions.Repeat, end: int, *, is_back: bool
+    ) -> int:
         def either(more: int) -> _Place:
             return _Place(_CHOICE, to=(end, more) if node.is_lazy else (more, end))
 

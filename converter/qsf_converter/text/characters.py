@@ -6,19 +6,19 @@ A set has a place for each code point, and one for the edge: what is before a te
 
 from __future__ import annotations
 
-import base64
 import functools
 import zlib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf_converter.text.character_table import PACKED
-
 Chars = NDArray[np.bool_]
 
+# Written by tools/make_unicode_tables.py from tokenizers 0.23.3.
+_SETS: Final = Path(__file__).with_name("character_sets.bin")
 EDGE: Final = 0x110000
 _MOST_CASED: Final = 0x1F000  # no letter from here on has a case
 
@@ -63,7 +63,7 @@ def others(chars: Chars) -> Chars:
 
 @functools.cache
 def _edges() -> dict[str, NDArray[np.int64]]:
-    lines = zlib.decompress(base64.b85decode(PACKED)).decode().split("\n")
+    lines = zlib.decompress(_SETS.read_bytes()).decode().split("\n")
     rows = (line.split(" ") for line in lines)
     return {
         name.lower().replace("_", ""): np.cumsum([int(distance, 16) for distance in distances])

@@ -12,17 +12,8 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from qsf_converter.text.characters import (
-    EDGE,
-    Chars,
-    empty,
-    is_cased_as_one,
-    listed,
-    named,
-    others,
-    union,
-    without_case,
-)
+from qsf_converter.text import characters
+from qsf_converter.text.characters import EDGE, Chars, empty, is_cased_as_one, listed, named, others
 
 _MOST_COPIES: Final = 2000  # of a counted part
 _MOST_DEPTH: Final = 50
@@ -237,7 +228,7 @@ class _Parser:
             return listed([(point, point)])
         if is_cased_as_one(chr(point)):
             raise self.error("a letter that equals several but for case")
-        return without_case(listed([(point, point)]))
+        return characters.without_case(listed([(point, point)]))
 
     def group(self) -> Node:
         before = self.options
@@ -353,7 +344,7 @@ class _Parser:
             members = np.flatnonzero(chars[:0x20000])
             if len(members) < 1000 and any(is_cased_as_one(chr(point)) for point in members):
                 raise self.error("a letter that equals several but for case")
-            chars = without_case(chars)
+            chars = characters.without_case(chars)
         return others(chars) if is_other else chars
 
     def class_item(self) -> Chars:
@@ -405,5 +396,5 @@ def _only_char(node: Node, *, is_behind: bool = False) -> Chars | None:
     if isinstance(node, Choice):
         sets = [_only_char(part, is_behind=is_behind) for part in node.parts]
         if all(chars is not None for chars in sets):
-            return union([chars for chars in sets if chars is not None])
+            return characters.union([chars for chars in sets if chars is not None])
     return None

@@ -18,16 +18,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from qsf_converter.text import expressions
 from qsf_converter.text.characters import listed, named, others
-from qsf_converter.text.expressions import (
-    Choice,
-    ExpressionError,
-    Node,
-    One,
-    Repeat,
-    literal,
-    parse,
-)
+from qsf_converter.text.expressions import Choice, Node, One, Repeat, literal, parse
 
 # The first bytes of all characters for private use; some are of no characters, which stay.
 _PRIVATE = (
@@ -233,7 +226,7 @@ def splitting_of(
             flags = ON_BYTES if split.is_byte_level else 0
             try:
                 steps = _expression_steps(part)
-            except ExpressionError as error:
+            except expressions.ExpressionError as error:
                 raise refuse(f"the pre-tokenizer's expression: {error}") from error
             split.steps += [step._replace(flags=step.flags | flags) for step in steps]
     n_transforms = sum(PREFIX_SPACE <= step.kind <= MARK_FIRST for step in split.steps)

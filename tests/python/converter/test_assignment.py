@@ -41,7 +41,6 @@ from qsf_converter.sources.source import Source, open_source
 
 TYPES = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q8)
 SECTIONS = {"TOKN": 12345, "CHAT": 77, "META": 1001}
-_BESIDE = {kind: kind for kind in (TensorType.FFN_UP, TensorType.FFN_DOWN)}  # as if of an expert
 Costs = dict[str, dict[Dtype, float]]
 
 
@@ -204,13 +203,8 @@ def plan_of(source: Source, policy: Policy | None = None) -> Plan:
     return make_plan(source.family, source.facts, source.checkpoint, policy)
 
 
-def write(
-    source: Source, plan: Plan, path: Path, outlier_bytes: Mapping[str, int] | None = None
-) -> int:
-    """Write the file of a plan, with SECTIONS; return its size.
-
-    In place of outlier tables, tensors of as many bytes are put behind the matrix.
-    """
+def write(source: Source, plan: Plan, path: Path) -> int:
+    """Write the file of a plan, with SECTIONS; return its size."""
     header = dataclasses.replace(plan.facts.header, dtype=Dtype.MIXED)
     positions = b""
     with Writer(path, header, plan.facts.arch) as writer:
@@ -229,12 +223,6 @@ def write(
                 for rounded in tensor.pieces:
                     writer.write(rounded.data)
                 writer.end_tensor()
-                beside = (outlier_bytes or {}).get(target.name)
-                if beside is not None:
-                    kind = _BESIDE[target.rule.target]
-                    writer.begin_tensor(kind, 1, beside // 4, Dtype.F32, Layout.VECTOR, index=1)
-                    writer.write(bytes(beside))
-                    writer.end_tensor()
             writer.end_unit()
         if positions:
             writer.add_section("WPOS", positions, required=True)
@@ -273,39 +261,17 @@ def test_predicted_sizes_are_those_of_the_files(source: Source, tmp_path: Path) 
         assert file_bytes(changed, SECTIONS) == write(source, changed, tmp_path / "out.qsf")
 
 
-def test_tensors_beside_a_matrix_count(source: Source, tmp_path: Path) -> None:
-    plan = plan_of(source)
-    norm_bytes = plan.facts.header.dim * 4
-
-    def predicted(n: int) -> int:
-        return file_bytes(plan, SECTIONS, {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes})
-
-    # Where four bytes more take the file over the next page, paddings inside the unit count.
-    page = next(n for n in range(4, 8192, 4) if predicted(n + 4) >= predicted(n) + 4096)
-    for n in (page, page + 4):
-        outlier_bytes = {"0.FFN_UP": n, "0.FFN_DOWN": norm_bytes}
-        assert predicted(n) == write(source, plan, tmp_path / "out.qsf", outlier_bytes)
-    found = fit_to_size(plan, shuffled_costs(plan, 0), predicted(page), SECTIONS, outlier_bytes)
-    fitted = with_policy(plan, policy_of(plan.targets, found.dtypes))
-    assert write(source, fitted, tmp_path / "out.qsf", outlier_bytes) <= predicted(page)
-
-
 def test_the_size_of_a_whole_conversion_is_predicted(
     tiny_llama_dir: Path, tiny_gpt2_dir: Path, tmp_path: Path
 ) -> None:
     for folder in (tiny_llama_dir, tiny_gpt2_dir):
-        convert(folder, tmp_path / "out.qsf", quant_type="3bit", embed_type="4bit", force=True)
+        convert(folder, tmp_path / "out.qsf", quant_type="8bit", embed_type="4bit", force=True)
         with Reader(tmp_path / "out.qsf") as reader:
             sizes = {tag: len(reader.read_section(tag)) for tag in ("TEXT", *SECTIONS)}
-            tables = {}
-            for t in reader.tensors:
-                if t.layout == Layout.OUTLIERS:
-                    kind = TensorType(t.type).name.removesuffix("_OUTLIERS")
-                    tables[f"{reader.units[t.unit_idx].id.layer}.{kind}"] = t.data_bytes
-        assert ("gpt2" in str(folder)) == bool(tables)
+            assert all(t.layout != Layout.OUTLIERS for t in reader.tensors)
         with open_source(folder) as source:
-            plan = plan_of(source, Policy(Dtype.Q3, Dtype.Q4))
-        assert file_bytes(plan, sizes, tables) == (tmp_path / "out.qsf").stat().st_size
+            plan = plan_of(source, Policy(Dtype.Q8, Dtype.Q4))
+        assert file_bytes(plan, sizes) == (tmp_path / "out.qsf").stat().st_size
 
 
 @pytest.mark.parametrize("seed", [0, 1])

@@ -23,11 +23,10 @@ from make.fresh import write_fresh
 from make.torch_files import StoredTensor
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter import convert
-from qsf_converter.sources import torch_pickle
+from qsf_converter.sources import checkpoint_torch
 from qsf_converter.sources.checkpoint import to_float32
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
-from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
-from qsf_converter.sources.torch_pickle import read_state_dict
+from qsf_converter.sources.checkpoint_torch import TorchCheckpoint, read_state_dict
 
 BIN = "pytorch_model.bin"
 
@@ -253,7 +252,7 @@ def test_damaged_pickles_are_refused(data: bytes, message: str) -> None:
 
 
 def test_instructions_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_pickle, "_MAX_INSTRUCTIONS", 1000)
+    monkeypatch.setattr(checkpoint_torch, "_MAX_INSTRUCTIONS", 1000)
     with pytest.raises(QsfConversionError, match="list, not a dictionary"):
         read_state_dict(b"\x80\x02" + b"]" * 998 + b".")
     with pytest.raises(QsfConversionError, match="more than 1000 instructions"):
@@ -268,7 +267,7 @@ def test_hostile_pickles_cost_little() -> None:
     deep_value = b"\x80\x02}X\x01\0\0\0k)" + b"\x85" * 200_000 + b"s."
     script = (
         "import sys\n"
-        "from qsf_converter.sources.torch_pickle import read_state_dict\n"
+        "from qsf_converter.sources.checkpoint_torch import read_state_dict\n"
         "from qsf.errors import QsfConversionError\n"
         "for data in eval(sys.stdin.read()):\n"
         "    try: read_state_dict(data)\n"

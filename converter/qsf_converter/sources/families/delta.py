@@ -8,63 +8,18 @@ from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
-from qsf.file.kinds import (
-    MAX_STATE_DIM,
-    MAX_TAPS,
-    ROPE_NONE,
-    ExpertScore,
-    ExpertWeights,
-    Mixer,
-    QkNorm,
-)
+from qsf.file import kinds
 from qsf.file.layout import MAX_HEADS
+from qsf_converter.sources.families import experts, family, gguf
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.experts import (
-    DENSE,
-    GGUF_ROUTED,
-    QWEN_DEFAULTS,
-    ROUTER,
-    SHARED_EXPERT,
-    by_sum,
-    of_gguf,
-    one_each,
-    qwen2_moe,
-    route,
-    router,
-    selection_bias,
-    with_shared_gate,
-)
-from qsf_converter.sources.families.family import FULL, SENSES, SLIDING, Draft, Family, usual
-from qsf_converter.sources.families.gguf import (
-    EXPERT_WEIGHTS,
-    KEYS,
-    VISION_KEYS,
-    Fields,
-    Gguf,
-    Shapes,
-    only_sigmoid,
-    own_layers,
-)
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTN,
-    DEFAULTS,
-    ENDS,
-    attention,
-    fused,
-    gated,
-    out,
-    pre_norms,
-    qk_norms,
-    qkv,
-    unrotated,
-)
-from qsf_converter.sources.families.mtp import mtp_rules
+from qsf_converter.sources.families.family import DEFAULTS, FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.gguf import EXPERT_WEIGHTS, KEYS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
-from qsf_converter.sources.families.rules import T, TensorRule, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import T, Where
 
 LINEAR: Final = "linear_attention"
-_LIN = f"{AT}linear_attn."
+_LIN = f"{r.AT}linear_attn."
 _DELTA: dict[str, Any] = {"where": Where.DELTA}
 _ATTENTION: dict[str, Any] = {"where": Where.ATTENTION}
 _Q_AND_GATE: dict[str, Any] = {"parts": ("q", "q"), "groups": "heads", **_ATTENTION}
@@ -73,41 +28,41 @@ _QKV: Final = ("keys", "keys", "values")
 # ---- rules ----
 
 _RULES: Final = (
-    *pre_norms(add=1.0),
-    *linear(T.Q, None, f"{ATTN}q_proj", "q", "hidden", part=0, **_Q_AND_GATE),
-    *linear(T.MIX_GATE, None, f"{ATTN}q_proj", "q", "hidden", part=1, **_Q_AND_GATE),
-    *qkv(**_ATTENTION)[1:],
-    *qk_norms(add=1.0, **_ATTENTION),
-    *out(**_ATTENTION),
-    *norm(T.MIX_NORM, f"{_LIN}norm", "value", **_DELTA),
-    layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
-    layer(T.CONV, f"{_LIN}conv1d.weight", "taps", "channels", is_flat=True, transposed=True,
+    *r.pre_norms(add=1.0),
+    *r.linear(T.Q, None, f"{r.ATTN}q_proj", "q", "hidden", part=0, **_Q_AND_GATE),
+    *r.linear(T.MIX_GATE, None, f"{r.ATTN}q_proj", "q", "hidden", part=1, **_Q_AND_GATE),
+    *r.qkv(**_ATTENTION)[1:],
+    *r.qk_norms(add=1.0, **_ATTENTION),
+    *r.out(**_ATTENTION),
+    *r.norm(T.MIX_NORM, f"{_LIN}norm", "value", **_DELTA),
+    r.layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
+    r.layer(T.CONV, f"{_LIN}conv1d.weight", "taps", "channels", is_flat=True, transposed=True,
           **_DELTA),
-    *linear(T.ATTN_OUT, None, f"{_LIN}out_proj", "hidden", "values", **_DELTA),
-    *ends("embed_tokens", "norm", add=1.0),
-    *mtp_rules(add=1.0),
+    *r.linear(T.ATTN_OUT, None, f"{_LIN}out_proj", "hidden", "values", **_DELTA),
+    *r.ends("embed_tokens", "norm", add=1.0),
+    *r.mtp_rules(add=1.0),
 )  # fmt: skip
 _PARTS: Final = (
-    *fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_LIN}in_proj_qkv", _QKV, **_DELTA),
-    *linear(T.MIX_GATE, None, f"{_LIN}in_proj_z", "values", "hidden", **_DELTA),
+    *r.fused(dict.fromkeys((T.Q, T.K, T.V)), f"{_LIN}in_proj_qkv", _QKV, **_DELTA),
+    *r.linear(T.MIX_GATE, None, f"{_LIN}in_proj_z", "values", "hidden", **_DELTA),
 )
 _STEPS: Final = (
-    *linear(T.BETA, None, f"{_LIN}in_proj_b", "value heads", "hidden", **_DELTA),
-    *linear(T.DECAY, None, f"{_LIN}in_proj_a", "value heads", "hidden", **_DELTA),
+    *r.linear(T.BETA, None, f"{_LIN}in_proj_b", "value heads", "hidden", **_DELTA),
+    *r.linear(T.DECAY, None, f"{_LIN}in_proj_a", "value heads", "hidden", **_DELTA),
 )
 _BY_KEY_HEAD: dict[str, Any] = {"groups": "key heads", **_DELTA}
-_PARTS_BY_KEY_HEAD: Final = fused(
+_PARTS_BY_KEY_HEAD: Final = r.fused(
     dict.fromkeys((T.Q, T.K, T.V, T.MIX_GATE)),
     f"{_LIN}in_proj_qkvz",
     (*_QKV, "values"),
     **_BY_KEY_HEAD,
 )
-_STEPS_BY_KEY_HEAD: Final = fused(
+_STEPS_BY_KEY_HEAD: Final = r.fused(
     dict.fromkeys((T.BETA, T.DECAY)), f"{_LIN}in_proj_ba", ("value heads",) * 2, **_BY_KEY_HEAD
 )
-_LOG_RATE: Final = layer(T.DECAY_RATE, f"{_LIN}A_log", "value heads", is_log=True, **_DELTA)
+_LOG_RATE: Final = r.layer(T.DECAY_RATE, f"{_LIN}A_log", "value heads", is_log=True, **_DELTA)
 # GGUF files store -e^A_log.
-_MINUS_RATE: Final = layer(
+_MINUS_RATE: Final = r.layer(
     T.DECAY_RATE, f"{_LIN}minus_rate", "value heads", scale="minus", **_DELTA
 )
 _SPLIT: Final = (*_PARTS, *_STEPS, _LOG_RATE)
@@ -135,17 +90,17 @@ def _mixers(draft: Draft) -> None:
     }
     # Olmo Hybrid's dimensions, if it does not state them
     usual_dim = 3 * draft.header.dim // (4 * heads["key"])
-    key_dim = config.count("linear_key_head_dim", MAX_STATE_DIM, usual_dim)
+    key_dim = config.count("linear_key_head_dim", kinds.MAX_STATE_DIM, usual_dim)
     dims = {
         "key": key_dim,
-        "value": config.count("linear_value_head_dim", MAX_STATE_DIM, 2 * key_dim),
+        "value": config.count("linear_value_head_dim", kinds.MAX_STATE_DIM, 2 * key_dim),
     }
     if heads["value"] % heads["key"]:
         raise config.error(
             "linear_num_value_heads",
             f"= {heads['value']} is not a multiple of {heads['key']} key heads",
         )
-    n_taps = config.count("linear_conv_kernel_dim", MAX_TAPS, least=2)
+    n_taps = config.count("linear_conv_kernel_dim", kinds.MAX_TAPS, least=2)
     keys, values = (heads[name] * dims[name] for name in names)
     is_tiled = config.boolean("has_tiled_heads", False) and heads["key"] != heads["value"]
     draft.dims |= {
@@ -159,15 +114,15 @@ def _mixers(draft: Draft) -> None:
     }
     draft.factors["minus"] = -1.0
     delta: dict[str, Any] = {
-        "mixer": Mixer.DELTA,
+        "mixer": kinds.Mixer.DELTA,
         "n_taps": n_taps,
         "n_key_heads": heads["key"],
         "n_value_heads": heads["value"],
         "key_dim": dims["key"],
         "value_dim": dims["value"],
         "has_tiled_heads": int(is_tiled),
-        "rope_set": ROPE_NONE,
-        "qk_norm": QkNorm.NONE,
+        "rope_set": kinds.ROPE_NONE,
+        "qk_norm": kinds.QkNorm.NONE,
         "output_gate": 0,
     }
     draft.set_type(LINEAR, **delta)
@@ -178,23 +133,23 @@ def _moe(draft: Draft) -> None:
     _mixers(draft)
     draft.dims["shared"] = config.count("shared_expert_intermediate_size", MAX_FFN_DIM)
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
-    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+    experts.route(draft, range(draft.header.n_layers), expert_weights=kinds.ExpertWeights.BY_SUM)
 
 
 def _next(draft: Draft) -> None:
     _mixers(draft)
-    qwen2_moe(draft)
+    experts.qwen2_moe(draft)
 
 
 # ---- Olmo Hybrid ----
 
 
 _OLMO: Final = (
-    *norm(T.ATTN_NORM, f"{AT}attention_layer_norm", **_DELTA),
-    *norm(T.FFN_NORM, f"{AT}feedforward_layer_norm", **_DELTA),
-    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", **_ATTENTION),
-    *attention(bias="attention_bias", **_ATTENTION),
-    *qk_norms("q", "kv", **_ATTENTION),
+    *r.norm(T.ATTN_NORM, f"{r.AT}attention_layer_norm", **_DELTA),
+    *r.norm(T.FFN_NORM, f"{r.AT}feedforward_layer_norm", **_DELTA),
+    *r.norm(T.POST_FFN_NORM, f"{r.AT}post_feedforward_layernorm", **_ATTENTION),
+    *r.attention(bias="attention_bias", **_ATTENTION),
+    *r.qk_norms("q", "kv", **_ATTENTION),
     *(
         rule
         for target, name, dim in (
@@ -202,16 +157,16 @@ _OLMO: Final = (
             (T.MIX_GATE, "g", "values"), (T.BETA, "b", "value heads"),
             (T.DECAY, "a", "value heads"),
         )
-        for rule in linear(target, None, f"{_LIN}{name}_proj", dim, "hidden", **_DELTA)
+        for rule in r.linear(target, None, f"{_LIN}{name}_proj", dim, "hidden", **_DELTA)
     ),
-    *linear(T.ATTN_OUT, None, f"{_LIN}o_proj", "hidden", "values", **_DELTA),
-    *norm(T.MIX_NORM, f"{_LIN}o_norm", "value", **_DELTA),
-    layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
-    layer(T.CONV, f"{_LIN}{{part}}_conv1d.weight", "taps", "channels", is_flat=True,
+    *r.linear(T.ATTN_OUT, None, f"{_LIN}o_proj", "hidden", "values", **_DELTA),
+    *r.norm(T.MIX_NORM, f"{_LIN}o_norm", "value", **_DELTA),
+    r.layer(T.DECAY_BIAS, f"{_LIN}dt_bias", "value heads", **_DELTA),
+    r.layer(T.CONV, f"{_LIN}{{part}}_conv1d.weight", "taps", "channels", is_flat=True,
           transposed=True, **_DELTA),
     _LOG_RATE,
-    *gated(),
-    *ENDS,
+    *r.gated(),
+    *r.ENDS,
 )  # fmt: skip
 
 
@@ -229,18 +184,15 @@ def _olmo_rope(config: Config, layer_type: str) -> Config:
 
 def _olmo(draft: Draft) -> None:
     config = draft.config
-    for name in ("min", "max"):  # of training
-        config.get(f"linear_a_log_{name}")
-        config.get(f"linear_dt_{name}")
     _mixers(draft)
     factor = 2.0 if config.boolean("linear_allow_neg_eigval") else 1.0
     draft.set_type(LINEAR, beta_factor=factor, value_epsilon=1e-5)
     if not _has_rope(config):
-        unrotated(draft, list(range(draft.header.n_layers)))
+        draft.unrotate(list(range(draft.header.n_layers)))
 
 
 _DEFAULTS: Final = {
-    **QWEN_DEFAULTS,
+    **experts.QWEN_DEFAULTS,
     "head_dim": 256,
     "partial_rotary_factor": 0.25,
     "full_attention_interval": 4,
@@ -257,22 +209,20 @@ _MOE_DEFAULTS: Final = {
     "shared_expert_intermediate_size": 512,
 }
 _COMMON: Final[dict[str, Any]] = {
-    "left_out": SENSES,
+    "left_out": family.SENSES,
     "has_partial_rope": True,
-    "kind": {"qk_norm": QkNorm.PER_HEAD, "output_gate": 1},
+    "kind": {"qk_norm": kinds.QkNorm.PER_HEAD, "output_gate": 1},
     "windows": _layer_types,
     "neutral": {
-        "attention_bias": (False,),
-        "attn_output_gate": (True,),
-        "mamba_ssm_dtype": ("float32",),
+        "attn_output_gate": True,
+        "mamba_ssm_dtype": "float32",
         **{key: range(17) for key in ("mtp_num_hidden_layers", "num_nextn_predict_layers")},
-        "use_sliding_window": (None, False),
-        "norm_topk_prob": (True,),
+        "norm_topk_prob": True,
     },
 }
 _OLMO_DEFAULTS: Final = usual(
     DEFAULTS,
-    context=65536,
+    65536,
     full_attention_interval=4,
     linear_conv_kernel_dim=4,
     linear_allow_neg_eigval=True,
@@ -281,7 +231,7 @@ _OLMO_DEFAULTS: Final = usual(
 
 
 def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    n_layers = own_layers(fields, config)
+    n_layers = gguf.own_layers(fields, config)
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
     if type(n_inner) is not int or type(n_heads) is not int or n_heads < 1 or n_inner % n_heads:
         raise QsfConversionError(
@@ -291,7 +241,7 @@ def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
     return {
         "num_hidden_layers": n_layers,
         "linear_value_head_dim": n_inner // n_heads,
-        "layer_types": [LINEAR if linear else FULL for linear in is_linear],
+        "layer_types": [LINEAR if has_delta else FULL for has_delta in is_linear],
     }
 
 
@@ -300,16 +250,17 @@ def _gguf_tiled(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> di
     return {**_gguf(fields, shapes, config), "has_tiled_heads": True}
 
 
-_GGUF: Final = Gguf(
+_GGUF: Final = Gguf("qwen35",
     needs=("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
            "linear_conv_kernel_dim"),
     has_one_in_norms=True,
     more=_gguf_tiled,
-    reads=(*VISION_KEYS, "ssm.inner_size", "nextn_predict_layers", "full_attention_interval"),
+    reads=(*gguf.VISION_KEYS, "ssm.inner_size", "nextn_predict_layers", "full_attention_interval"),
 )  # fmt: skip
 _GGUF_MOE: Final = replace(
     _GGUF,
-    needs=(*_GGUF.needs, *GGUF_ROUTED, "shared_expert_intermediate_size"),
+    name="qwen35moe",
+    needs=(*_GGUF.needs, *experts.GGUF_ROUTED, "shared_expert_intermediate_size"),
     without=("intermediate_size",),
 )
 
@@ -321,21 +272,22 @@ _DELTA_FAMILIES = (
         rules=_OLMO,
         # As published, and as transformers writes it.
         layouts=tuple(
-            norm(T.POST_ATTN_NORM, f"{AT}{name}", **_ATTENTION)
+            r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
             for name in ("post_attention_layernorm", "feedforward_layer_norm")
         ),
         defaults=_OLMO_DEFAULTS,
         windows=_layer_types,
         rope_parameters=_olmo_rope,
+        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
         adjust=_olmo,
     ),
     Family(
         name="Qwen3_5ForCausalLM",
         title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
-        gguf={"qwen35": _GGUF},
+        gguf=_GGUF,
         model_type="qwen3_5_text",
         nested=("Qwen3_5ForConditionalGeneration",),
-        rules=(*_RULES, *gated()),
+        rules=(*_RULES, *r.gated()),
         layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
         defaults={**_DEFAULTS, "num_key_value_heads": 4},
         adjust=_mixers,
@@ -344,11 +296,11 @@ _DELTA_FAMILIES = (
     Family(
         name="Qwen3_5MoeForCausalLM",
         title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
-        gguf={"qwen35moe": _GGUF_MOE},
+        gguf=_GGUF_MOE,
         model_type="qwen3_5_moe_text",
         nested=("Qwen3_5MoeForConditionalGeneration",),
-        rules=(*_RULES, ROUTER, *SHARED_EXPERT),
-        layouts=with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
         defaults={
             **_MOE_DEFAULTS,
             "intermediate_size": 512,  # of no layer
@@ -361,9 +313,9 @@ _DELTA_FAMILIES = (
     Family(
         name="Qwen3NextForCausalLM",
         title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
-        gguf={"qwen3next": replace(_GGUF_MOE, more=_gguf)},
-        rules=(*_RULES, *DENSE, ROUTER, *SHARED_EXPERT),
-        layouts=with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
+        gguf=replace(_GGUF_MOE, more=_gguf, name="qwen3next"),
+        rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
         defaults={
             **_MOE_DEFAULTS,
             "intermediate_size": 5632,
@@ -378,38 +330,39 @@ _DELTA_FAMILIES = (
 
 
 CONV: Final = "conv"
-_AT_CONV, _FFN = f"{AT}conv.", f"{AT}feed_forward."
+_AT_CONV, _FFN = f"{r.AT}conv.", f"{r.AT}feed_forward."
 _LFM2_ATTENTION: Mapping[str, Any] = {"where": Where.ATTENTION}
 _CONVOLUTION: Mapping[str, Any] = {"where": Where.SHORT_CONV, "bias_flag": "conv_bias"}
 _LFM2_PARTS = {T.K: T.K_BIAS, T.Q: T.Q_BIAS, T.V: T.V_BIAS}  # B, C, x
 _ATTENTION_RULES = (
-    *qkv(**_LFM2_ATTENTION),
-    *norm(T.Q_NORM, f"{ATTN}q_layernorm", "head", **_LFM2_ATTENTION),
-    *norm(T.K_NORM, f"{ATTN}k_layernorm", "head", **_LFM2_ATTENTION),
-    *linear(T.ATTN_OUT, None, f"{ATTN}out_proj", "hidden", "q", **_LFM2_ATTENTION),
+    *r.qkv(**_LFM2_ATTENTION),
+    *r.norm(T.Q_NORM, f"{r.ATTN}q_layernorm", "head", **_LFM2_ATTENTION),
+    *r.norm(T.K_NORM, f"{r.ATTN}k_layernorm", "head", **_LFM2_ATTENTION),
+    *r.linear(T.ATTN_OUT, None, f"{r.ATTN}out_proj", "hidden", "q", **_LFM2_ATTENTION),
 )
 _LFM2_COMMON = (
-    *norm(T.ATTN_NORM, f"{AT}operator_norm"),
-    *norm(T.FFN_NORM, f"{AT}ffn_norm"),
-    *fused(_LFM2_PARTS, f"{_AT_CONV}in_proj", ("hidden",) * 3, **_CONVOLUTION),
-    layer(T.CONV, f"{_AT_CONV}conv.weight", "taps", "hidden", is_flat=True, transposed=True,
+    *r.norm(T.ATTN_NORM, f"{r.AT}operator_norm"),
+    *r.norm(T.FFN_NORM, f"{r.AT}ffn_norm"),
+    *r.fused(_LFM2_PARTS, f"{_AT_CONV}in_proj", ("hidden",) * 3, **_CONVOLUTION),
+    r.layer(T.CONV, f"{_AT_CONV}conv.weight", "taps", "hidden", is_flat=True, transposed=True,
           where=Where.SHORT_CONV),
-    layer(T.CONV_BIAS, f"{_AT_CONV}conv.bias", "hidden", flag="conv_bias", where=Where.SHORT_CONV),
-    *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{_AT_CONV}out_proj", "hidden", "hidden",
+    r.layer(T.CONV_BIAS, f"{_AT_CONV}conv.bias", "hidden", flag="conv_bias",
+            where=Where.SHORT_CONV),
+    *r.linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{_AT_CONV}out_proj", "hidden", "hidden",
             **_CONVOLUTION),
-    *linear(T.FFN_GATE, None, f"{_FFN}w1", "ffn", "hidden", where=Where.DENSE),
-    *linear(T.FFN_UP, None, f"{_FFN}w3", "ffn", "hidden", where=Where.DENSE),
-    *linear(T.FFN_DOWN, None, f"{_FFN}w2", "hidden", "ffn", where=Where.DENSE),
-    *ends("embed_tokens", "embedding_norm"),
+    *r.linear(T.FFN_GATE, None, f"{_FFN}w1", "ffn", "hidden", where=Where.DENSE),
+    *r.linear(T.FFN_UP, None, f"{_FFN}w3", "ffn", "hidden", where=Where.DENSE),
+    *r.linear(T.FFN_DOWN, None, f"{_FFN}w2", "hidden", "ffn", where=Where.DENSE),
+    *r.ends("embed_tokens", "embedding_norm"),
 )  # fmt: skip
 _LFM2_RULES = (*_ATTENTION_RULES, *_LFM2_COMMON)
 _LFM3 = (
-    *attention(bias="attention_bias", **_LFM2_ATTENTION),
-    *qk_norms(**_LFM2_ATTENTION),
-    *linear(T.MIX_GATE, None, f"{ATTN}gate_proj", "heads", "hidden", flag="use_attention_gate",
+    *r.attention(bias="attention_bias", **_LFM2_ATTENTION),
+    *r.qk_norms(**_LFM2_ATTENTION),
+    *r.linear(T.MIX_GATE, None, f"{r.ATTN}gate_proj", "heads", "hidden", flag="use_attention_gate",
             **_LFM2_ATTENTION),
-    *norm(T.POST_ATTN_NORM, f"{AT}post_operator_norm", flag="use_sandwich_norm"),
-    *norm(T.POST_FFN_NORM, f"{AT}post_ffn_norm", flag="use_sandwich_norm"),
+    *r.norm(T.POST_ATTN_NORM, f"{r.AT}post_operator_norm", flag="use_sandwich_norm"),
+    *r.norm(T.POST_FFN_NORM, f"{r.AT}post_ffn_norm", flag="use_sandwich_norm"),
     *_LFM2_COMMON,
 )  # fmt: skip
 
@@ -449,11 +402,11 @@ def _mixers_of_lfm2(draft: Draft) -> None:
                         ("num_heads", draft.header.n_heads)):  # fmt: skip
         if config.get(name, value) != value:
             raise config.error(name, f"differs from {value}, which is not supported")
-    n_taps = config.count("conv_L_cache", MAX_TAPS, least=2)
+    n_taps = config.count("conv_L_cache", kinds.MAX_TAPS, least=2)
     draft.dims["taps"] = n_taps
     draft.set_type(
-        CONV, mixer=Mixer.SHORT_CONV, n_taps=n_taps, rope_set=ROPE_NONE, output_gate=0,
-        qk_norm=QkNorm.NONE,
+        CONV, mixer=kinds.Mixer.SHORT_CONV, n_taps=n_taps, rope_set=kinds.ROPE_NONE, output_gate=0,
+        qk_norm=kinds.QkNorm.NONE,
     )  # fmt: skip
 
 
@@ -473,11 +426,11 @@ def _lfm2_moe(draft: Draft) -> None:
         raise config.error("num_dense_layers", f"= {shown(n_dense)}: no layer has experts")
     draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
     is_divided = config.boolean("norm_topk_prob")
-    route(
+    experts.route(
         draft,
         range(n_dense, n_layers),
-        expert_score=ExpertScore.SIGMOID,
-        expert_weights=by_sum(config),
+        expert_score=kinds.ExpertScore.SIGMOID,
+        expert_weights=experts.by_sum(config),
         weights_epsilon=1e-6 if is_divided else 0.0,
         weights_factor=config.positive("routed_scaling_factor"),
     )
@@ -502,8 +455,8 @@ def _lfm3(draft: Draft) -> None:
     draft.ropes.pop(CONV, None)
 
 
-def _selection(name: str) -> tuple[TensorRule, ...]:
-    return selection_bias(f"{_FFN}{name}", flag="use_expert_bias"), router(f"{_FFN}gate.weight")
+def _selection(name: str) -> tuple[r.TensorRule, ...]:
+    return r.selection_bias(f"{_FFN}{name}", flag="use_expert_bias"), r.router(f"{_FFN}gate.weight")
 
 
 # ---- GGUF files ----
@@ -517,7 +470,7 @@ def _gguf_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict
     if not isinstance(of_layers, list):
         of_layers = [of_layers] * config["num_hidden_layers"]
     return {
-        **only_sigmoid(fields, shapes, config),
+        **gguf.only_sigmoid(fields, shapes, config),
         "num_key_value_heads": max(of_layers, default=0),
         "layer_types": [FULL if n else CONV for n in of_layers],
     }
@@ -534,20 +487,19 @@ _RENAMES = {
     "tie_word_embeddings": "tie_embedding",
 }
 _LFM2_DEFAULTS = usual(
-    DEFAULTS, context=128000, epsilon=1e-5, theta=1000000.0, kv_heads=8, tied=True, conv_L_cache=3
+    DEFAULTS, 128000, 1e-5, theta=1000000.0, kv_heads=8, tied=True, conv_L_cache=3
 )
 _LFM2_FAMILIES = (
     Family(
         name="Lfm2ForCausalLM",
         title="LFM2",
-        gguf={
-            "lfm2": Gguf(
-                needs=("conv_L_cache",),
-                keys=_GGUF_TAPS,
-                more=_gguf_of_lfm2,
-                lists=("attention.head_count_kv",),
-            )
-        },
+        gguf=Gguf(
+            "lfm2",
+            needs=("conv_L_cache",),
+            keys=_GGUF_TAPS,
+            more=_gguf_of_lfm2,
+            lists=("attention.head_count_kv",),
+        ),
         rules=_LFM2_RULES,
         renames=_RENAMES,
         defaults=usual(
@@ -560,11 +512,11 @@ _LFM2_FAMILIES = (
         windows=_layer_types_of_lfm2,
         adjust=_lfm2,
         neutral={
-            "block_use_swiglu": (True,),
-            "use_pos_enc": (True,),
-            "block_norm_eps": (1e-5,),
-            "block_mlp_init_scale": (1.0,),
-            "block_out_init_scale": (1.0,),
+            "block_use_swiglu": True,
+            "use_pos_enc": True,
+            "block_norm_eps": 1e-5,
+            "block_mlp_init_scale": 1.0,
+            "block_out_init_scale": 1.0,
         },
     ),
     Family(
@@ -600,28 +552,25 @@ _LFM2_FAMILIES = (
     Family(
         name="Lfm2MoeForCausalLM",
         title="LFM2 MoE",
-        gguf={
-            "lfm2moe": Gguf(
-                needs=("conv_L_cache", *GGUF_ROUTED, "num_dense_layers"),
-                may=EXPERT_WEIGHTS,
-                keys={**_GGUF_TAPS, "num_dense_layers": KEYS["first_k_dense_replace"]},
-                more=_gguf_moe,
-                reads=("expert_gating_func",),
-                lists=("attention.head_count_kv",),
-            )
-        },
+        gguf=Gguf(
+            "lfm2moe",
+            needs=("conv_L_cache", *experts.GGUF_ROUTED, "num_dense_layers"),
+            may=EXPERT_WEIGHTS,
+            keys={**_GGUF_TAPS, "num_dense_layers": KEYS["first_k_dense_replace"]},
+            more=_gguf_moe,
+            reads=("expert_gating_func",),
+            lists=("attention.head_count_kv",),
+        ),
         rules=_LFM2_RULES,
         layouts=(
-            (*_selection("expert_bias"), *one_each(_FFN, "w1", "w3", "w2")),
-            (*_selection("expert_bias.bias"), *of_gguf(_FFN)),
+            (*_selection("expert_bias"), *r.one_each(_FFN, "w1", "w3", "w2")),
+            (*_selection("expert_bias.bias"), *r.of_gguf(_FFN)),
         ),
         renames=_RENAMES,
         defaults=usual(
             _LFM2_DEFAULTS,
-            expert_dim=1792,
             num_dense_layers=2,
-            experts=32,
-            chosen=4,
+            experts=(32, 4, 1792),
             norm_topk_prob=True,
             routed_scaling_factor=1.0,
         ),

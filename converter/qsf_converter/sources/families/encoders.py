@@ -12,14 +12,29 @@ from qsf.errors import QsfConversionError
 from qsf.file.kinds import Ffn
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Norm, Positions
 from qsf_converter.sources.families import gemma
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.experts import router
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.family import (
+    FULL,
+    SLIDING,
+    Draft,
+    Family,
+    usual,
+    window_but_every,
+)
 from qsf_converter.sources.families.gguf import KEYS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.gpt import GPT2_RENAMES
-from qsf_converter.sources.families.llama import fused, gated, qk_norms, window_but_every
 from qsf_converter.sources.families.positions import parameters_of
-from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, layer, linear, norm
+from qsf_converter.sources.families.rules import (
+    Place,
+    T,
+    TensorRule,
+    Where,
+    fused,
+    layer,
+    linear,
+    norm,
+)
 
 Rules = tuple[TensorRule, ...]
 _L = "encoder.layer.{layer}."
@@ -57,8 +72,6 @@ def _as_nomic(draft: Draft) -> None:
     as_encoder(draft)
     epsilon = draft.config.positive("layer_norm_eps", draft.arch.norm_epsilon)  # transformers' name
     draft.arch = replace(draft.arch, norm_epsilon=epsilon)
-    for name in ("max_trained_positions", "pad_vocab_size_multiple"):  # without effect
-        draft.config.get(name)
     _add_experts(draft)
 
 
@@ -77,15 +90,6 @@ def _add_experts(draft: Draft) -> None:
     draft.layers = [
         replace(kind, **routed) if i % every == 1 else kind for i, kind in enumerate(draft.layers)
     ]
-
-
-def _as_modern(draft: Draft) -> None:
-    as_encoder(draft)
-    for name in ("classifier_activation", "classifier_bias", "classifier_pooling", "decoder_bias",
-                 "deterministic_flash_attn", "layer_norm_eps", "position_embedding_type",
-                 "reference_compile", "repad_logits_with_grad", "sparse_prediction",
-                 "sparse_pred_ignore_index", "embedding_dropout"):  # fmt: skip
-        draft.config.get(name)  # of heads and training: without effect
 
 
 def _as_embedding_gemma(draft: Draft) -> None:
@@ -157,7 +161,7 @@ _BERT: Mapping[str, Any] = {
     "kind": {"is_post_norm": True},
     "ignored_suffixes": ("embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"),
     "renames": {"norm_epsilon": "layer_norm_eps"},
-    "neutral": {"position_embedding_type": (None, "absolute"), "is_decoder": (None, False)},
+    "neutral": {"position_embedding_type": "absolute", "is_decoder": False},
     "rules": (
         TensorRule(
             Place.POSITIONS,
@@ -181,7 +185,7 @@ _BERT: Mapping[str, Any] = {
         *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{_L}output.dense", "hidden", "ffn", **_BIASED),
     ),
 }
-_DEFAULTS = usual({}, norm_epsilon=1e-12, hidden_act="gelu", context=512, tied=False)
+_DEFAULTS = usual({}, 512, 1e-12, hidden_act="gelu", tied=False)
 
 
 def _mixture(ending: str) -> Rules:
@@ -196,7 +200,7 @@ def _mixture(ending: str) -> Rules:
         layer(T.FFN_UP_BIAS, f"{_N}mlp.fc1.bias", "ffn", flag="mlp_fc1_bias", where=dense),
         layer(T.FFN_DOWN_BIAS, f"{_N}mlp.fc2.bias", "hidden", flag="mlp_fc2_bias", where=dense),
         layer(T.FFN_DOWN_BIAS, f"{at}bias", "hidden", flag="experts_bias", where=Where.ROUTED),
-        router(f"{_N}mlp.router.layer.weight"),
+        r.router(f"{_N}mlp.router.layer.weight"),
         TensorRule(Place.EXPERT, T.FFN_UP, up, shape, **joined),
         TensorRule(Place.EXPERT, T.FFN_DOWN, out, shape[::-1], transposed=not ending, **joined),
     )
@@ -229,7 +233,7 @@ _MODERN: Mapping[str, Any] = {
     ),
     "renames": {"norm_epsilon": "norm_eps", "hidden_act": "hidden_activation"},
     "defaults": {
-        **usual({}, vocab_size=50368, norm_epsilon=1e-5, hidden_act="gelu", context=8192),
+        **usual({}, 8192, 1e-5, vocab_size=50368, hidden_act="gelu"),
         **usual({}, tied=False, global_attn_every_n_layers=3, local_attention=128),
         **usual({}, global_rope_theta=160000.0, local_rope_theta=10000.0),
     },
@@ -241,7 +245,11 @@ _MODERN: Mapping[str, Any] = {
     ),
     "windows": _modern_windows,
     "rope_parameters": _rope_of_modern,
-    "adjust": _as_modern,
+    "adjust": as_encoder,
+    # Of heads and training.
+    "ignored_keys": "classifier_(activation|bias|pooling)|decoder_bias|deterministic_flash_attn"
+    "|layer_norm_eps|position_embedding_type|reference_compile|repad_logits_with_grad"
+    "|sparse_prediction|sparse_pred_ignore_index|embedding_dropout",
 }
 
 # ---- GGUF files ----
@@ -290,7 +298,8 @@ def _head_of(dense: str, out: str) -> dict[str, str]:
     }
 
 
-_GGUF_BERT = Gguf(  # XLM-RoBERTa too, whose positions llama.cpp has cut
+_GGUF_BERT = Gguf(
+    "bert",  # XLM-RoBERTa too, whose positions llama.cpp has cut
     more=_gguf,
     reads=("attention.causal", "classifier.output_labels"),
     others=("BertForSequenceClassification",),
@@ -299,13 +308,14 @@ _GGUF_BERT = Gguf(  # XLM-RoBERTa too, whose positions llama.cpp has cut
 )
 _GGUF_NOMIC = replace(
     _GGUF_BERT,
+    name="nomic-bert",
     may=("rotary_emb_base",),
     without=("rope_theta",),
     keys={"rotary_emb_base": "rope.freq_base"},
     others=(),
 )
 _GGUF_NOMIC_MOE = replace(
-    _GGUF_NOMIC,
+    _GGUF_NOMIC, name="nomic-bert-moe",
     needs=("num_experts", "moe_top_k"),
     may=("rotary_emb_base", "moe_every_n_layers"),
     keys={**_GGUF_NOMIC.keys, "moe_top_k": KEYS["num_experts_per_tok"],
@@ -313,7 +323,7 @@ _GGUF_NOMIC_MOE = replace(
     constants={"hidden_act": "gelu"},
     layouts=(1, 2),
 )  # fmt: skip
-_GGUF_MODERN = Gguf(
+_GGUF_MODERN = Gguf("modern-bert",
     may=("global_rope_theta", "local_attention", "hidden_activation"),
     without=("rope_theta",),
     keys={"global_rope_theta": "rope.freq_base", "local_attention": KEYS["sliding_window"],
@@ -324,14 +334,20 @@ _GGUF_MODERN = Gguf(
     prefix="",
     tensors=_head_of("head.dense", "classifier"),
 )  # fmt: skip
-_GGUF_GEMMA = replace(gemma.GGUF_GEMMA3, more=_gguf_gemma, reads=("attention.causal",), prefix="")
+_GGUF_GEMMA = replace(
+    gemma.GGUF_GEMMA3,
+    name="gemma-embedding",
+    more=_gguf_gemma,
+    reads=("attention.causal",),
+    prefix="",
+)
 
 
 _ENCODERS = (
     Family(
         name="BertModel",
         title="BERT: bge, e5, GTE, all-MiniLM",
-        gguf={"bert": _GGUF_BERT},
+        gguf=_GGUF_BERT,
         model_type="bert",
         prefixes=("bert.",),
         defaults=usual(_DEFAULTS, vocab_size=30522, type_vocab_size=2),
@@ -356,7 +372,7 @@ _ENCODERS = (
     Family(
         name="NomicBertModel",
         title="Nomic Embed 1, 1.5, 2 (a mixture)",
-        gguf={"nomic-bert": _GGUF_NOMIC, "nomic-bert-moe": _GGUF_NOMIC_MOE},
+        gguf=replace(_GGUF_NOMIC, also=(_GGUF_NOMIC_MOE,)),
         model_type="nomic_bert",
         norm=Norm.LAYER,
         prefixes=("nomic_bert.",),
@@ -383,33 +399,33 @@ _ENCODERS = (
         defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
         kind={"is_post_norm": True},
         adjust=_as_nomic,
+        ignored_keys="max_trained_positions|pad_vocab_size_multiple",
         rope_parameters=partial(parameters_of, theta="rotary_emb_base"),
         neutral={
-            "dense_seq_output": (True,),
-            "use_xentropy": (True,),
-            "scale_attn_weights": (True,),
-            "rotary_emb_fraction": (1,),
-            "moe_normalize_expert_weights": (False,),
-            "moe_impl": ("megablocks",),
-            "ffn_div": (1,),
+            "dense_seq_output": True,
+            "use_xentropy": True,
+            "scale_attn_weights": True,
+            "rotary_emb_fraction": 1,
+            "moe_impl": "megablocks",
+            "ffn_div": 1,
         },
     ),
     Family(
         name="ModernBertModel",
         title="ModernBERT: gte-modernbert, modernbert-embed",
-        gguf={"modern-bert": _GGUF_MODERN},
+        gguf=_GGUF_MODERN,
         **_MODERN,
     ),
     Family(name="ModernBertForMaskedLM", title="ModernBERT (base, large)", **_MODERN),
     Family(
         name="Gemma3TextModel",
         title="EmbeddingGemma",
-        gguf={"gemma-embedding": _GGUF_GEMMA},
+        gguf=_GGUF_GEMMA,
         model_type="gemma3_text",
         rules=(
             *gemma.BLOCK,
-            *qk_norms(add=1.0),
-            *gated(),
+            *r.qk_norms(add=1.0),
+            *r.gated(),
             TensorRule(Place.EMBEDDING, T.EMBEDDING, "embed_tokens.weight", ("vocab", "hidden")),
             TensorRule(Place.FINAL, T.FINAL_NORM, "norm.weight", ("hidden",), add=1.0),
             _DENSE,
@@ -436,7 +452,7 @@ FAMILIES = (
             family,
             name=family.name.replace("Model", "ForSequenceClassification"),
             rules=(*family.rules, _SECOND),
-            gguf={},
+            gguf=None,
             **_OF_PAIRS[family.name],
         )
         for family in _ENCODERS

@@ -13,155 +13,45 @@ from dataclasses import replace
 from typing import Any
 
 from qsf.errors import shown
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn
+from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
+from qsf_converter.sources.families import family, gguf
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
-from qsf_converter.sources.families.family import Draft, Family, usual
-from qsf_converter.sources.families.gguf import (
-    EXPERTS,
-    KEYS,
-    VISION_KEYS,
-    Fields,
-    Gguf,
-    Shapes,
-    windows,
-)
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTENTION,
-    DEFAULTS,
-    ENDS,
-    MLP,
-    Rules,
-    attention,
-    gated,
-    out,
-    pre_norms,
-    qk_norms,
-    qkv,
-    window_but_every,
-    window_of_all,
-)
-from qsf_converter.sources.families.rules import Place, T, TensorRule, Where, layer
-
-SPARSE = f"{AT}block_sparse_moe."
-_GATE_AND_UP = ("expert", "expert")
+from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
+from qsf_converter.sources.families.gguf import EXPERTS, KEYS, VISION_KEYS, Fields, Gguf, windows
+from qsf_converter.sources.families.positions import parameters_of
+from qsf_converter.sources.families.rules import T, Where
 
 # ---- rules ----
 
 
-def _expert(target: T, source: str, *shape: str, **options: Any) -> TensorRule:
-    return TensorRule(Place.EXPERT, target, source, shape, **options)
+_TRANSPOSED = tuple(replace(rule, transposed=True) for rule in r.LAYOUTS[1])
 
 
-def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
-    return (
-        _expert(T.FFN_GATE, gate, "expert", "hidden", **options),
-        _expert(T.FFN_UP, up, "expert", "hidden", **options),
-        _expert(T.FFN_DOWN, down, "hidden", "expert", **options),
-    )
-
-
-def one_each(
-    at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
-) -> Rules:
-    """One tensor for each matrix of each expert."""
-    at = f"{at}experts.{{expert}}."
-    return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
-
-
-def in_one(gate_up: str, down: str) -> Rules:
-    """Gate, then up, of all experts in one tensor; down in another."""
-    options: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP}
-    return (
-        _expert(T.FFN_GATE, gate_up, "expert", "hidden", part=0, **options),
-        _expert(T.FFN_UP, gate_up, "expert", "hidden", part=1, **options),
-        _expert(T.FFN_DOWN, down, "hidden", "expert", slices="experts"),
-    )
-
-
-def of_gguf(at: str = MLP) -> Rules:
-    """Each matrix of all experts in one tensor, as in GGUF files."""
-    at = f"{at}experts."
-    names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
-    return _three(*names, slices="experts")
-
-
-def plain_experts(at: str) -> tuple[Rules, Rules, Rules]:
-    """The layouts of experts without gates: one each, all in one, and GGUF's."""
-    at = f"{at}experts."
-
-    def both(middle: str, ending: str, **options: Any) -> Rules:
-        return (
-            _expert(T.FFN_UP, f"{at}{middle}up_proj{ending}", "expert", "hidden", **options),
-            _expert(T.FFN_DOWN, f"{at}{middle}down_proj{ending}", "hidden", "expert", **options),
-        )
-
-    return (
-        both("{expert}.", ".weight"),
-        both("", "", slices="experts"),
-        both("", ".weight", slices="experts"),
-    )
-
-
-def router(name: str) -> TensorRule:
-    return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
-
-
-def selection_bias(name: str, **options: Any) -> TensorRule:
-    """The bias added to scores for the choice of experts, but not to their weights."""
-    return layer(T.SELECTION_BIAS, name, "experts", where=Where.ROUTED, **options)
-
-
-def _shared_gate(**options: Any) -> TensorRule:
-    """The gate of the dense part beside the experts: the sigmoid of a product."""
-    name = f"{MLP}shared_expert_gate.weight"
-    return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
-
-
-LAYOUTS = (
-    one_each(MLP),
-    in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
-    of_gguf(),
-)
-_TRANSPOSED = tuple(replace(rule, transposed=True) for rule in LAYOUTS[1])
-ROUTER = router(f"{MLP}gate.weight")
-DENSE = gated(where=Where.DENSE)
-SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
-SHARED_EXPERT = gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED)
-
-
-def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> Rules:
+def _of_gpt_oss(gate_up: str, down: str, **options: Any) -> r.Rules:
     """Rows of gate and up alternate in one tensor; both have biases, and attention has sinks."""
-    both: dict[str, Any] = {"slices": "experts", "parts": _GATE_AND_UP, "groups": "expert"}
-    at = f"{MLP}experts."
+    both: dict[str, Any] = {"slices": "experts", "parts": r.GATE_AND_UP, "groups": "expert"}
+    at = f"{r.MLP}experts."
     return (
-        layer(T.SINKS, f"{AT}self_attn.sinks", "heads"),
-        _expert(T.FFN_GATE, f"{at}{gate_up}", "expert", "hidden", part=0, **both, **options),
-        _expert(T.FFN_UP, f"{at}{gate_up}", "expert", "hidden", part=1, **both, **options),
-        _expert(T.FFN_DOWN, f"{at}{down}", "hidden", "expert", slices="experts", **options),
-        _expert(T.FFN_GATE_BIAS, f"{at}gate_up_proj_bias", "expert", part=0, **both),
-        _expert(T.FFN_UP_BIAS, f"{at}gate_up_proj_bias", "expert", part=1, **both),
-        _expert(T.FFN_DOWN_BIAS, f"{at}down_proj_bias", "hidden", slices="experts"),
+        r.layer(T.SINKS, f"{r.AT}self_attn.sinks", "heads"),
+        r.expert(T.FFN_GATE, f"{at}{gate_up}", "expert", "hidden", part=0, **both, **options),
+        r.expert(T.FFN_UP, f"{at}{gate_up}", "expert", "hidden", part=1, **both, **options),
+        r.expert(T.FFN_DOWN, f"{at}{down}", "hidden", "expert", slices="experts", **options),
+        r.expert(T.FFN_GATE_BIAS, f"{at}gate_up_proj_bias", "expert", part=0, **both),
+        r.expert(T.FFN_UP_BIAS, f"{at}gate_up_proj_bias", "expert", part=1, **both),
+        r.expert(T.FFN_DOWN_BIAS, f"{at}down_proj_bias", "hidden", slices="experts"),
     )
 
 
-def _gpt_oss_of_gguf() -> Rules:
-    at = f"{MLP}experts."
+def _gpt_oss_of_gguf() -> r.Rules:
+    at = f"{r.MLP}experts."
     return (
-        layer(T.SINKS, f"{AT}self_attn.sinks.weight", "heads"),
-        *of_gguf(),
-        _expert(T.FFN_GATE_BIAS, f"{at}gate_proj.bias", "expert", slices="experts"),
-        _expert(T.FFN_UP_BIAS, f"{at}up_proj.bias", "expert", slices="experts"),
-        _expert(T.FFN_DOWN_BIAS, f"{at}down_proj.bias", "hidden", slices="experts"),
-    )
-
-
-def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Rules, ...]:
-    """The layouts with the gate of the shared expert (a vector in GGUF files) and more rules."""
-    return (
-        *((_shared_gate(slices="one"), *of_checkpoint, *rules) for rules in LAYOUTS[:2]),
-        (_shared_gate(), *of_gguf, *LAYOUTS[2]),
+        r.layer(T.SINKS, f"{r.AT}self_attn.sinks.weight", "heads"),
+        *r.of_gguf(),
+        r.expert(T.FFN_GATE_BIAS, f"{at}gate_proj.bias", "expert", slices="experts"),
+        r.expert(T.FFN_UP_BIAS, f"{at}up_proj.bias", "expert", slices="experts"),
+        r.expert(T.FFN_DOWN_BIAS, f"{at}down_proj.bias", "hidden", slices="experts"),
     )
 
 
@@ -273,25 +163,24 @@ def _gpt_oss(draft: Draft) -> None:
 
 EXPERT_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "norm_topk_prob": False}
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
-QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, context=32768, decoder_sparse_step=1)
-_QWEN3_MOE_RULES = (*pre_norms(), *ATTENTION, *qk_norms(), *DENSE, ROUTER, *ENDS)
-# No published Qwen mixture has windows.
-_NO_WINDOWS: Mapping[str, Any] = {"use_sliding_window": (None, False)}
+QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, 32768, decoder_sparse_step=1)
+_QWEN3_MOE_RULES = (*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *r.DENSE, r.ROUTER, *r.ENDS)
 
-_mixture = functools.partial(Family, layouts=LAYOUTS, renames=EXPERT_RENAMES)
+_mixture = functools.partial(Family, layouts=r.LAYOUTS, renames=EXPERT_RENAMES)
 
 # ---- GGUF files ----
 
 GGUF_ROUTED = (*EXPERTS, "moe_intermediate_size")
 
 
-def _gguf_qwen(_fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_qwen(_fields: Fields, shapes: gguf.Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     routed = {name.split(".")[1] for name in shapes if ".ffn_gate_inp." in name}
     layers = range(config["num_hidden_layers"])
     return {"mlp_only_layers": [i for i in layers if str(i) not in routed]}
 
 
 _GGUF_ERNIE = Gguf(
+    "ernie4_5-moe",
     needs=(*GGUF_ROUTED, "moe_layer_interval", "moe_layer_start_index"),
     may=("moe_num_shared_experts",),
     keys={
@@ -304,65 +193,63 @@ _GGUF_ERNIE = Gguf(
 )
 
 
-FAMILIES = (
+_MIXTURES = (
     _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
-        gguf={"olmoe": Gguf(needs=EXPERTS)},
-        rules=(*pre_norms(), *ATTENTION, *qk_norms("q", "kv"), ROUTER, *ENDS),
-        defaults=usual(EXPERT_DEFAULTS, context=4096, epsilon=1e-5, experts=64, chosen=8),
+        gguf=Gguf("olmoe", needs=EXPERTS),
+        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), r.ROUTER, *r.ENDS),
+        defaults=usual(EXPERT_DEFAULTS, 4096, 1e-5, experts=(64, 8)),
         adjust=_olmoe,
     ),
     _mixture(
         name="Qwen2MoeForCausalLM",
         title="Qwen 1.5, 2 MoE",
-        gguf={
-            "qwen2moe": Gguf(
-                needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
-            )
-        },
-        rules=(*pre_norms(), *qkv(bias="qkv_bias"), *out(), *DENSE, ROUTER, *SHARED_EXPERT, *ENDS),
-        layouts=with_shared_gate(),
+        gguf=Gguf(
+            "qwen2moe", needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
+        ),
+        rules=(
+            *r.pre_norms(),
+            *r.qkv(bias="qkv_bias"),
+            *r.out(),
+            *r.DENSE,
+            r.ROUTER,
+            *r.SHARED_EXPERT,
+            *r.ENDS,
+        ),
+        layouts=r.with_shared_gate(),
         defaults=usual(
-            QWEN_DEFAULTS,
-            experts=60,
-            chosen=4,
-            expert_dim=1408,
-            shared_expert_intermediate_size=5632,
-            kv_heads=16,
+            QWEN_DEFAULTS, experts=(60, 4, 1408), shared_expert_intermediate_size=5632, kv_heads=16
         ),
         flags={"qkv_bias": True},
-        neutral=_NO_WINDOWS,
         adjust=qwen2_moe,
     ),
     _mixture(
         name="Qwen3MoeForCausalLM",
         title="Qwen 3 MoE (30B-A3B, Coder)",
-        gguf={
-            "qwen3moe": Gguf(needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen)
-        },
+        gguf=Gguf(
+            "qwen3moe", needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen
+        ),
         rules=_QWEN3_MOE_RULES,
-        defaults=usual(QWEN_DEFAULTS, experts=128, chosen=8, expert_dim=768, kv_heads=4),
-        neutral={**_NO_WINDOWS, "use_qk_norm": (True,)},
+        defaults=usual(QWEN_DEFAULTS, experts=(128, 8, 768), kv_heads=4),
+        neutral={"use_qk_norm": True},
         adjust=_qwen_moe,
     ),
     _mixture(
         name="Qwen3VLMoeTextForCausalLM",
         title="Qwen 3 VL MoE (30B-A3B), text",
         model_type="qwen3_vl_moe_text",
-        gguf={"qwen3vlmoe": Gguf(needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS)},
+        gguf=Gguf("qwen3vlmoe", needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS),
         nested=("Qwen3VLMoeForConditionalGeneration",),
         rules=_QWEN3_MOE_RULES,
-        layouts=(*LAYOUTS[:2], _TRANSPOSED, LAYOUTS[2]),
+        layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
         defaults=usual(
             QWEN_DEFAULTS,
-            context=128000,
+            128000,
             norm_topk_prob=True,
             head=128,
             theta=500000.0,
-            experts=60,
-            chosen=4,
-            expert_dim=1408,
+            experts=(60, 4, 1408),
             kv_heads=16,
         ),
         adjust=_qwen_moe,
@@ -370,41 +257,33 @@ FAMILIES = (
     _mixture(
         name="MixtralForCausalLM",
         title="Mixtral",
-        rules=(*pre_norms(), *attention(), *ENDS),
+        rules=(*r.pre_norms(), *r.attention(), *r.ENDS),
         layouts=(
-            (router(f"{SPARSE}gate.weight"), *one_each(SPARSE, "w1", "w3", "w2")),
-            *((ROUTER, *rules) for rules in LAYOUTS),
+            (r.router(f"{r.SPARSE}gate.weight"), *r.one_each(r.SPARSE, "w1", "w3", "w2")),
+            *((r.ROUTER, *rules) for rules in r.LAYOUTS),
         ),
         defaults=usual(
-            EXPERT_DEFAULTS,
-            context=131072,
-            epsilon=1e-5,
-            kv_heads=8,
-            theta=1000000.0,
-            window=None,
-            experts=8,
-            chosen=2,
+            EXPERT_DEFAULTS, 131072, 1e-5, kv_heads=8, theta=1000000.0, window=None, experts=(8, 2)
         ),
-        windows=window_of_all,
+        windows=family.window_of_all,
         adjust=functools.partial(route_all, expert_weights=ExpertWeights.BY_SUM),
     ),
     _mixture(
         name="GptOssForCausalLM",
         title="gpt-oss",
-        gguf={
-            "gpt-oss": Gguf(
-                needs=(*EXPERTS, "sliding_window"),
-                keys={"intermediate_size": KEYS["moe_intermediate_size"]},
-                yarn={"truncate": False},
-                more=windows(2),
-            )
-        },
+        gguf=Gguf(
+            "gpt-oss",
+            needs=(*EXPERTS, "sliding_window"),
+            keys={"intermediate_size": KEYS["moe_intermediate_size"]},
+            yarn={"truncate": False},
+            more=windows(2),
+        ),
         rules=(
-            *pre_norms(),
-            *ATTENTION,
-            router(f"{MLP}router.weight"),
-            layer(T.ROUTER_BIAS, f"{MLP}router.bias", "experts", where=Where.ROUTED),
-            *ENDS,
+            *r.pre_norms(),
+            *r.ATTENTION,
+            r.router(f"{r.MLP}router.weight"),
+            r.layer(T.ROUTER_BIAS, f"{r.MLP}router.bias", "experts", where=Where.ROUTED),
+            *r.ENDS,
         ),
         layouts=(
             _of_gpt_oss("gate_up_proj_blocks", "down_proj_blocks"),  # of MXFP4
@@ -413,14 +292,13 @@ FAMILIES = (
         ),
         defaults=usual(
             EXPERT_DEFAULTS,
-            context=131072,
-            epsilon=1e-5,
+            131072,
+            1e-5,
             kv_heads=8,
             head=64,
             window=128,
             sliding_window_pattern=2,
-            experts=128,
-            chosen=4,
+            experts=(128, 4),
             rope_parameters={
                 "rope_type": "yarn",
                 "rope_theta": 150000.0,
@@ -432,32 +310,32 @@ FAMILIES = (
             },
         ),
         flags={"attention_bias": True},
-        windows=window_but_every,
+        windows=family.window_but_every,
         neutral={
-            "swiglu_alpha": (1.702,),
-            "swiglu_limit": (7.0,),
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
             # Other names of keys that are read by their usual names.
-            "experts_per_token": (4,),
-            "initial_context_length": (4096,),
+            "experts_per_token": 4,
+            "initial_context_length": 4096,
         },
         adjust=_gpt_oss,
     ),
     _mixture(
         name="Ernie4_5_MoeForCausalLM",
         title="ERNIE 4.5 MoE",
-        gguf={"ernie4_5-moe": _GGUF_ERNIE},
+        gguf=_GGUF_ERNIE,
         is_interleaved=True,
-        rules=(*pre_norms(), *attention(), *DENSE, ROUTER, *SHARED, *ENDS),
+        rules=(*r.pre_norms(), *r.attention(), *r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
         layouts=(
             (
-                selection_bias(f"{MLP}moe_statics.e_score_correction_bias", slices="one"),
-                *LAYOUTS[0],
+                r.selection_bias(f"{r.MLP}moe_statics.e_score_correction_bias", slices="one"),
+                *r.LAYOUTS[0],
             ),
             (
-                selection_bias(f"{MLP}gate.moe_statics.e_score_correction_bias", slices="one"),
-                *LAYOUTS[1],
+                r.selection_bias(f"{r.MLP}gate.moe_statics.e_score_correction_bias", slices="one"),
+                *r.LAYOUTS[1],
             ),
-            (selection_bias(f"{MLP}gate.selection.bias"), *LAYOUTS[2]),
+            (r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
         ),
         renames={
             **EXPERT_RENAMES,
@@ -466,27 +344,312 @@ FAMILIES = (
         },
         defaults=usual(
             EXPERT_DEFAULTS,
-            context=131072,
-            epsilon=1e-5,
+            131072,
+            1e-5,
             tied=True,
             kv_heads=4,
             theta=500000.0,
-            experts=64,
-            chosen=6,
+            experts=(64, 6, 1536),
             moe_num_shared_experts=2,
             moe_layer_start_index=1,
             moe_layer_end_index=-1,
             moe_layer_interval=1,
-            expert_dim=1536,
             moe_norm_min=1e-12,
         ),
         neutral={
-            "use_bias": (None, False),
-            "use_rmsnorm": (True,),
-            "moe_gate": ("topk",),
-            "moe_gate_act": ("softmax",),
-            "moe_use_aux_free": (True,),  # all have a selection bias
+            "use_rmsnorm": True,
+            "moe_gate": "topk",
+            "moe_gate_act": "softmax",
+            "moe_use_aux_free": True,  # all have a selection bias
         },
         adjust=_ernie,
     ),
 )
+
+
+# ---- a sigmoid with a selection bias, and groups of experts: GLM-4.5 and its heirs ----
+
+
+def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
+    """Experts in all but the first layers, with shared ones; ``routing`` differs from GLM's."""
+    config, n_layers = draft.config, draft.header.n_layers
+    n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
+    draft.dims["shared"] = n_shared * draft.dims["expert"]
+    route(draft, range(n_dense, n_layers), **(by_groups(config, has_groups=has_groups) | routing))
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
+    kept = config.count("topk_group", n_groups) if has_groups else 1
+    weights = by_sum(config)
+    return {
+        "expert_score": ExpertScore.SIGMOID,
+        "expert_weights": weights,
+        "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        "weights_factor": config.positive("routed_scaling_factor"),
+        "n_groups": n_groups,
+        "n_groups_kept": kept,
+        "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
+    }
+
+
+_BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
+SELECTED = tuple(
+    (r.selection_bias(f"{r.MLP}{name}"), *rules)
+    for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
+)
+RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
+_DEFAULTS: Mapping[str, Any] = usual(
+    EXPERT_DEFAULTS,
+    moe_intermediate_size=1408,
+    n_shared_experts=1,
+    first_k_dense_replace=0,
+    routed_scaling_factor=1.0,
+    n_group=1,
+    topk_group=1,
+    norm_topk_prob=True,
+)
+_FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
+
+_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
+_GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
+
+
+def _gguf_glm4(
+    fields: gguf.Fields, shapes: gguf.Shapes, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    return {
+        **gguf.only_sigmoid(fields, shapes, config),
+        "num_hidden_layers": gguf.own_layers(fields, config),
+    }
+
+
+_GROUPED_FAMILIES = (
+    Family(
+        name="Glm4MoeForCausalLM",
+        title="GLM-4.5, 4.6",
+        gguf=gguf.Gguf(
+            "glm4moe",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            more=_gguf_glm4,
+            reads=("nextn_predict_layers", "expert_gating_func"),
+        ),
+        has_partial_rope=True,
+        rules=(
+            *r.pre_norms(),
+            *r.qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
+            *r.out(),
+            *_FFN,
+            *r.mtp_rules(),
+        ),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            131072,
+            1e-5,
+            kv_heads=8,
+            partial_rotary_factor=0.5,
+            experts=(128, 8),
+            first_k_dense_replace=1,
+        ),
+        flags={"attention_bias": False, "use_qk_norm": False},
+        # Layers after the last one predict further tokens: the first of them is the MTP head.
+        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
+        adjust=grouped,
+    ),
+    Family(
+        name="SolarOpenForCausalLM",
+        title="Solar Open",
+        rules=(*r.pre_norms(), *r.ATTENTION, *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(
+            _DEFAULTS,
+            131072,
+            1e-5,
+            kv_heads=8,
+            head=128,
+            theta=1000000.0,
+            experts=(128, 8, 1280),
+            intermediate_size=10240,
+        ),
+        adjust=grouped,
+    ),
+    Family(
+        name="Dots1ForCausalLM",
+        title="dots.llm1",
+        gguf=gguf.Gguf(
+            "dots1",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            constants={"sliding_window": None},
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func",),
+        ),
+        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults=usual(_DEFAULTS, 2048, norm_topk_prob=False, window=4096),
+        neutral={"max_window_layers": range(4097)},
+        adjust=grouped,
+    ),
+    Family(
+        name="MiniMaxM2ForCausalLM",
+        title="MiniMax-M2",
+        model_type="minimax_m2",
+        gguf=gguf.Gguf(
+            "minimax-m2",
+            needs=gguf.EXPERTS,
+            more=gguf.only_sigmoid,
+            reads=("expert_gating_func", "expert_feed_forward_length"),
+        ),
+        has_partial_rope=True,
+        rules=(*r.pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *r.ENDS),
+        layouts=(
+            (
+                r.router(f"{r.SPARSE}gate.weight"),
+                r.selection_bias(f"{r.SPARSE}e_score_correction_bias"),
+                *r.one_each(r.SPARSE, "w1", "w3", "w2"),
+            ),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}e_score_correction_bias"), *r.LAYOUTS[1]),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
+        ),
+        renames=EXPERT_RENAMES,
+        defaults=usual(
+            EXPERT_DEFAULTS, 196608, kv_heads=8, head=128, theta=5000000.0, experts=(256, 8)
+        ),
+        neutral={
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            # Its heads for further tokens are not converted.
+            "num_mtp_modules": (0, 1, 2, 3),
+            "mtp_transformer_layers": (0, 1),
+        },
+        adjust=functools.partial(
+            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
+        ),
+    ),
+)
+
+
+# ---- HunYuan, whose norms of queries and keys are behind RoPE ----
+
+
+def _rope(config: Config, layer_type: str) -> Config:
+    """A fixed alpha stretches the base, whatever kind of scaling is named."""
+    stated = parameters_of(config, layer_type)
+    if not stated.get("alpha"):
+        return stated
+    if stated.positive("alpha") > 1e9:
+        raise stated.error("alpha", f"= {shown(stated['alpha'])} is above 10^9")
+    heads = config.get("num_attention_heads") or 1
+    dim = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    theta = stated.positive("rope_theta", 10000.0)
+    return Config({"rope_theta": theta * stated.positive("alpha") ** (dim / max(1, dim - 2))})
+
+
+def _common(config: Config, name: str) -> Any:
+    """The value of a key that may be a list of the same for each layer."""
+    value = config.get(name)
+    if not isinstance(value, list):
+        return value
+    if not value or any(item != value[0] for item in value):
+        raise config.error(name, f"= {shown(value)} differs between layers")
+    return value[0]
+
+
+def _moe(draft: Draft) -> None:
+    """Experts and the part beside them are as wide as ``intermediate_size``."""
+    config, dim = draft.config, draft.dims["ffn"]
+    for name, allowed in (("moe_intermediate_size", (None, dim)), ("num_shared_expert", (None, 1))):
+        if _common(config, name) not in allowed:
+            raise config.error(name, f"= {shown(config[name])} is not {allowed[1]}")
+    counts = {name: _common(config, name) for name in ("num_experts", "num_experts_per_tok")}
+    draft.config = Config({**config, **counts})
+    draft.dims |= {"expert": dim, "shared": dim}
+    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+
+
+_RULES = (
+    *r.pre_norms(),
+    *r.ATTENTION,
+    *r.norm(T.Q_NORM, f"{r.ATTN}query_layernorm", "head"),
+    *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
+)
+_COMMON: Mapping[str, Any] = {
+    "defaults": usual(DEFAULTS, 2048, 1e-5),
+    "flags": {"attention_bias": False},
+    "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
+    "rope_parameters": _rope,
+    # Keys of the published files that say nothing of the text's computation.
+    "ignored_keys": "(vit|org|im|text|anyres|mask|max_image)_.*"
+    "|(pad_id|dense_list|class_num|num_media).*",
+    "neutral": {
+        "attention_head_dim": (64, 128),  # head_dim says it
+        "use_qk_norm": True,
+        "use_rotary_pos_emb": True,
+        "cla_share_factor": range(64),
+        "norm_type": ("rms", "hf_rms"),
+        "pool_type": "last",
+    },
+}
+# Of training, and how the published code splits the same computation.
+_OF_MOE: Mapping[str, Any] = {
+    "use_mixed_mlp_moe": True,
+    "norm_topk_prob": True,
+    "moe_layer_num_skipped": 0,
+    "capacity_factor": 1.0,
+}
+
+_HUNYUAN_FAMILIES = (
+    Family(
+        name="HunYuanDenseV1ForCausalLM",
+        title="HunYuan (0.5B to 7B)",
+        model_type="hunyuan_v1_dense",
+        gguf=gguf.Gguf("hunyuan-dense"),
+        rules=(*_RULES, *r.gated(), *r.ENDS),
+        **_COMMON,
+    ),
+    Family(
+        name="HunYuanMoEV1ForCausalLM",
+        title="HunYuan MoE (A13B)",
+        model_type="hunyuan_v1_moe",
+        gguf=gguf.Gguf(
+            "hunyuan-moe",
+            needs=gguf.EXPERTS,
+            reads=(
+                "expert_shared_count",
+                "expert_feed_forward_length",
+                "expert_shared_feed_forward_length",
+            ),
+        ),
+        rules=(
+            *_RULES,
+            *r.gated(f"{r.MLP}shared_mlp.", "shared", where=Where.ROUTED),
+            r.router(f"{r.MLP}gate.wg.weight"),
+            *r.ENDS,
+        ),
+        layouts=r.LAYOUTS,
+        renames={"norm_epsilon": "rms_norm_eps", "num_experts_per_tok": "moe_topk"},
+        adjust=_moe,
+        **{
+            **_COMMON,
+            "defaults": usual(_COMMON["defaults"], experts=(1, 1)),
+            "neutral": {**_COMMON["neutral"], **_OF_MOE},
+        },
+    ),
+)
+
+
+FAMILIES = (*_MIXTURES, *_GROUPED_FAMILIES, *_HUNYUAN_FAMILIES)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from qsf.errors import QsfConversionError
+from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Activation,
@@ -52,6 +52,11 @@ class Facts:
     padded: Mapping[str, Mapping[int, Axis]] = field(default_factory=dict)
 
     @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The kind of each layer."""
+        return self.layer_kinds or (plain_kind(self.header, self.arch),) * self.header.n_layers
+
+    @property
     def n_trunk_layers(self) -> int:
         """The layers without the MTP head, which is the last one if there is one."""
         return self.header.n_layers - sum(kind.is_mtp for kind in self.layer_kinds[-1:])
@@ -87,6 +92,10 @@ class Draft:
             for layer, type_ in zip(self.layers, self.layer_types, strict=True)
         ]
 
+    def unrotate(self, layers: Iterable[int]) -> None:
+        for i in layers:
+            self.layers[i] = dataclasses.replace(self.layers[i], rope_set=ROPE_NONE)
+
 
 # Tensors for images and sound, which are not converted.
 SENSES = ("vision_tower.", "vision_model.", "visual.", "audio_tower.", "multi_modal_projector.",
@@ -105,26 +114,92 @@ def no_windows(config: Config, n_layers: int) -> tuple[int, list[str]]:
     return 0, [FULL] * n_layers
 
 
+def window_of_all(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """A window on every layer, unless the file or ``layer_types`` states none."""
+    window_tokens, types = _windows(config, n_layers, [SLIDING] * n_layers)
+    if len(set(types)) > 1:
+        raise config.error("layer_types", "with different attention is not supported")
+    return window_tokens, types
+
+
+def window_when_switched(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """Qwen: a window on the layers from ``max_window_layers`` on, if ``use_sliding_window``."""
+    first = config.get("max_window_layers")
+    if not config.boolean("use_sliding_window"):
+        return no_windows(config, n_layers)
+    if isinstance(first, bool) or not isinstance(first, int):
+        raise config.error("max_window_layers", f"= {shown(first)} is not a number of layers")
+    return _windows(config, n_layers, [SLIDING if i >= first else FULL for i in range(n_layers)])
+
+
+def window_but_every(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """A window on all layers but every n-th, by ``sliding_window_pattern``.
+
+    The pattern is n, or the types of a period by their first letters (LLLG: the last one is
+    global).
+    """
+    pattern = config.get("sliding_window_pattern")
+    if config.get("sliding_window") is None:
+        pattern = 1
+    if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
+        usual = [FULL if pattern[i % len(pattern)] == "G" else SLIDING for i in range(n_layers)]
+    else:
+        n = 1 if pattern == 1 else config.count("sliding_window_pattern", limits.MAX_LAYERS)
+        usual = [SLIDING if (i + 1) % n else FULL for i in range(n_layers)]
+    return _windows(config, n_layers, usual)
+
+
+def window_but_first_of_four(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """CWM, Granite: every fourth layer, beginning with the first, has no window."""
+    return _windows(config, n_layers, [SLIDING if i % 4 else FULL for i in range(n_layers)])
+
+
+def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list[str]]:
+    types = config.of_layers("layer_types", n_layers, (SLIDING, FULL))
+    if config.get("sliding_window") is None:
+        return 0, [FULL] * n_layers
+    return config.count("sliding_window", limits.MAX_TOKENS), usual if types is None else types
+
+
 _NAMES = {
-    "context": "max_position_embeddings",
     "kv_heads": "num_key_value_heads",
     "head": "head_dim",
     "theta": "rope_theta",
-    "epsilon": "norm_epsilon",
     "window": "sliding_window",
     "tied": "tie_word_embeddings",
-    "experts": "num_experts",
-    "chosen": "num_experts_per_tok",
-    "expert_dim": "moe_intermediate_size",
 }
+_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
 
-def usual(base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return ``Family.defaults``: those of ``base`` with changes; common keys have short names."""
-    return {**base, **{_NAMES.get(name, name): value for name, value in changes.items()}}
+def usual(
+    base: Mapping[str, Any],
+    context: int | None = None,
+    epsilon: float | None = None,
+    *,
+    experts: tuple[int, ...] = (),
+    **changes: Any,
+) -> dict[str, Any]:
+    """Return ``Family.defaults``: those of ``base`` with changes; common keys have short names.
+
+    ``experts``: how many there are, how many of them a token gets, and how wide they are.
+    """
+    stated = {"max_position_embeddings": context, "norm_epsilon": epsilon}
+    return {
+        **base,
+        **{name: value for name, value in stated.items() if value is not None},
+        **dict(zip(_OF_EXPERTS, experts, strict=False)),
+        **{_NAMES.get(name, name): value for name, value in changes.items()},
+    }
 
 
 RENAMES: Mapping[str, str] = {"norm_epsilon": "rms_norm_eps"}
+# Usual defaults of classes; a table states only its differences.
+DEFAULTS: Mapping[str, Any] = {
+    "norm_epsilon": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+BIASES = {"attention_bias": False, "mlp_bias": False}
 
 Windows = Callable[[Config, int], tuple[int, list[str]]]
 """Reads the window in tokens, and the type of each layer."""
@@ -143,7 +218,7 @@ class Family:
     are classes for more than text whose text part has this family: the keys lie under
     ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
     ``scalars`` are tensors of one number in each layer, which become lists of the configuration.
-    ``gguf`` are its forms in GGUF files, by llama.cpp's names of the architectures.
+    ``gguf`` is its form in GGUF files.
     """
 
     name: str
@@ -173,9 +248,11 @@ class Family:
     rope_parameters: Callable[[Config, str], Config] = parameters_of
     has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
-    gguf: Mapping[str, Gguf] = field(default_factory=dict)
-    # Field -> the values that change nothing in the engine's computation; others are refused.
-    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    gguf: Gguf | None = None
+    ignored_keys: str = ""  # an expression for those without effect, whatever they say
+    # Field -> the value, or values, that change nothing in the engine's computation; others are
+    # refused, unless they are false or empty.
+    neutral: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Put the rules into the order of the file; state what follows from names and rules."""
@@ -200,6 +277,11 @@ class Family:
             ("left_out", self.left_out or (SENSES if self.nested else ())),
         ):
             object.__setattr__(self, field_, value)
+
+    @property
+    def forms(self) -> tuple[Gguf, ...]:
+        """The architectures of llama.cpp that have this family."""
+        return () if self.gguf is None else (self.gguf, *self.gguf.also)
 
     @property
     def has_head(self) -> bool:

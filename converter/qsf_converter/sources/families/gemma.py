@@ -21,6 +21,8 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import ExpertWeights, QkNorm
 from qsf.file.layout import MAX_OWN_WIDTH, Activation
+from qsf_converter.sources.families import family
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import (
     MAX_DIM,
     MAX_FFN_DIM,
@@ -28,30 +30,11 @@ from qsf_converter.sources.families.config import (
     MAX_VOCAB,
     Config,
 )
-from qsf_converter.sources.families.experts import in_one, route
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.experts import route
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, usual, window_but_every
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, layer_types
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTENTION,
-    ATTN,
-    Rules,
-    gated,
-    pre_norms,
-    qk_norms,
-    window_but_every,
-)
 from qsf_converter.sources.families.positions import parameters_of, rope_of
-from qsf_converter.sources.families.rules import (
-    Place,
-    T,
-    TensorRule,
-    Where,
-    ends,
-    layer,
-    linear,
-    norm,
-)
+from qsf_converter.sources.families.rules import AT, ATTENTION, ATTN, T, Where, gated, layer, norm
 
 
 def scale_and_cap(draft: Draft) -> None:
@@ -92,7 +75,7 @@ def rope_of_gemma3(config: Config, layer_type: str) -> Config:
     return Config({"rope_theta": config.positive("rope_local_base_freq")})
 
 
-_ENDS = ends("embed_tokens", "norm", add=1.0)
+_ENDS = r.ends("embed_tokens", "norm", add=1.0)
 _SANDWICH = (
     *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
     *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=1.0),
@@ -101,10 +84,9 @@ _SANDWICH = (
 )
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _family = functools.partial(
-    Family,
+    family.Family,
     renames=RENAMES,
     adjust=scale_and_cap_scores,
-    neutral={"use_bidirectional_attention": (None, False)},
 )
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
@@ -120,7 +102,7 @@ _WINDOWED: Mapping[str, Any] = {
 }
 _GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
     _WINDOWED,
-    context=8192,
+    8192,
     sliding_window_pattern=2,
     attn_logit_softcapping=50.0,
     final_logit_softcapping=30.0,
@@ -128,7 +110,7 @@ _GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
 
 GEMMA3_DEFAULTS: Mapping[str, Any] = usual(
     _WINDOWED,
-    context=131072,
+    131072,
     vocab_size=262208,
     num_attention_heads=8,
     sliding_window_pattern=6,
@@ -166,27 +148,27 @@ _BF16 = {"dtype": "bfloat16"}
 _GGUF_MAY = (
     "sliding_window", "attn_logit_softcapping", "final_logit_softcapping", "rope_local_base_freq",
 )  # fmt: skip
-GGUF_GEMMA3 = Gguf(may=_GGUF_MAY, constants=_BF16, has_one_in_norms=True, more=_gguf(6, 62))
+GGUF_GEMMA3 = Gguf(
+    "gemma3", may=_GGUF_MAY, constants=_BF16, has_one_in_norms=True, more=_gguf(6, 62)
+)
 
 
 _GEMMA_FAMILIES = (
     _family(
         name="GemmaForCausalLM",
         title="Gemma 1",
-        gguf={"gemma": Gguf(constants=_BF16, has_one_in_norms=True)},
-        rules=(*pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
+        gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
+        rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
-        defaults=usual(_DEFAULTS, context=8192, kv_heads=16),
+        defaults=usual(_DEFAULTS, 8192, kv_heads=16),
         adjust=_gemma1,
     ),
     _family(
         name="Gemma2ForCausalLM",
         title="Gemma 2",
-        gguf={
-            "gemma2": Gguf(
-                may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
-            )
-        },
+        gguf=Gguf(
+            "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
+        ),
         rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
         defaults=_GEMMA2_DEFAULTS,
         windows=window_but_every,
@@ -209,8 +191,8 @@ _GEMMA_FAMILIES = (
         name="Gemma3ForCausalLM",
         title="Gemma 3",
         model_type="gemma3_text",
-        gguf={"gemma3": GGUF_GEMMA3},
-        rules=(*_SANDWICH, *ATTENTION, *qk_norms(add=1.0), *gated(), *_ENDS),
+        gguf=GGUF_GEMMA3,
+        rules=(*_SANDWICH, *ATTENTION, *r.qk_norms(add=1.0), *gated(), *_ENDS),
         nested=("Gemma3ForConditionalGeneration",),
         defaults=GEMMA3_DEFAULTS,
         windows=window_but_every,
@@ -222,18 +204,18 @@ _GEMMA_FAMILIES = (
 # ---- rules ----
 
 
-def _attention(where: Where, of: str) -> Rules:
+def _attention(where: Where, of: str) -> r.Rules:
     """The tensors of layers whose heads have the dimensions that begin with ``of``."""
     keys = Where.UNLIMITED_KEYS if of else Where.WINDOWED_KEYS
     values = Where.OWN_VALUES if of else keys
     biases = {"bias_flag": "attention_bias"}
     return (
-        *linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", f"{of}q", "hidden", where=where, **biases),
-        *linear(T.K, T.K_BIAS, f"{ATTN}k_proj", f"{of}kv", "hidden", where=keys, **biases),
-        *linear(T.V, T.V_BIAS, f"{ATTN}v_proj", f"{of}kv", "hidden", where=values, **biases),
+        *r.linear(T.Q, T.Q_BIAS, f"{ATTN}q_proj", f"{of}q", "hidden", where=where, **biases),
+        *r.linear(T.K, T.K_BIAS, f"{ATTN}k_proj", f"{of}kv", "hidden", where=keys, **biases),
+        *r.linear(T.V, T.V_BIAS, f"{ATTN}v_proj", f"{of}kv", "hidden", where=values, **biases),
         *norm(T.Q_NORM, f"{ATTN}q_norm", f"{of}head", where=where),
         *norm(T.K_NORM, f"{ATTN}k_norm", f"{of}head", where=keys),
-        *linear(
+        *r.linear(
             T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", f"{of}q", where=where, **biases
         ),
     )
@@ -262,14 +244,14 @@ _RULES: Final = (
     layer(T.OWN_GATE, f"{AT}per_layer_input_gate.weight", "own", "hidden", **_OWN),
     layer(T.OWN_OUT, f"{AT}per_layer_projection.weight", "hidden", "own", **_OWN),
     *norm(T.OWN_NORM, f"{AT}post_per_layer_input_norm", **_OWN),
-    TensorRule(
-        Place.OWN_TABLE,
+    r.TensorRule(
+        r.Place.OWN_TABLE,
         T.OWN_TABLE,
         "embed_tokens_per_layer.weight",
         ("vocab", "own of all"),
         **_OWN,
     ),
-    *ends("embed_tokens", "norm"),
+    *r.ends("embed_tokens", "norm"),
 )
 
 # ---- configurations ----
@@ -416,8 +398,8 @@ def _rope_parameters(config: Config, layer_type: str) -> Config:
 
 _EXPERTS_AT: Final = (f"{AT}experts.gate_up_proj", f"{AT}experts.down_proj")
 _LAYOUTS: Final = (
-    in_one(*_EXPERTS_AT),
-    in_one(*(f"{name}.weight" for name in _EXPERTS_AT)),  # of GGUF files
+    r.in_one(*_EXPERTS_AT),
+    r.in_one(*(f"{name}.weight" for name in _EXPERTS_AT)),  # of GGUF files
 )
 _COMMON: Final[Mapping[str, Any]] = {
     "rules": _RULES,
@@ -434,7 +416,7 @@ _COMMON: Final[Mapping[str, Any]] = {
     "has_partial_rope": True,
     "adjust": _adjust,
     "neutral": {
-        "use_bidirectional_attention": (None, False, "vision"),  # of images
+        "use_bidirectional_attention": (False, "vision"),  # of images
         "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
     },
 }
@@ -491,11 +473,11 @@ def _ffn_dims(config: Mapping[str, Any], n_layers: int) -> dict[str, Any]:
     if not isinstance(of_layers, list):
         return {}
     n_shared = config.get("num_kv_shared_layers") or 0
-    usual = of_layers[0] if of_layers else 0
+    dim = of_layers[0] if of_layers else 0
     for is_wide in (False, True):
-        last = usual * 2 if is_wide else usual
-        if of_layers == [usual] * (n_layers - n_shared) + [last] * n_shared:
-            return {"intermediate_size": usual, "use_double_wide_mlp": is_wide}
+        last = dim * 2 if is_wide else dim
+        if of_layers == [dim] * (n_layers - n_shared) + [last] * n_shared:
+            return {"intermediate_size": dim, "use_double_wide_mlp": is_wide}
     raise QsfConversionError(
         f"its metadata has FFN widths {of_layers[:8]}, supported: one, twice as much in the last"
         f" {n_shared} layers, which share keys and values"
@@ -507,7 +489,7 @@ _KEYS: Final = {
     "hidden_size_per_layer_input": "embedding_length_per_layer_input",
 }
 # The metadata's head sizes are those of layers without a window.
-_GGUF: Final = Gguf(
+_GGUF: Final = Gguf("gemma4",
     may=(*EXPERTS, "moe_intermediate_size", "sliding_window", "final_logit_softcapping",
          "rope_local_base_freq", *_KEYS),
     keys=_KEYS,
@@ -521,23 +503,21 @@ _GGUF: Final = Gguf(
 
 
 _GEMMA4_FAMILIES = (
-    Family(
+    family.Family(
         name="Gemma4ForCausalLM",
         title="Gemma 4 (E2B, E4B, 31B, 26B-A4B), text",
         model_type="gemma4_text",
-        gguf={"gemma4": _GGUF},
+        gguf=_GGUF,
         nested=("Gemma4ForConditionalGeneration",),
-        defaults=usual(
-            _GEMMA4_DEFAULTS, context=131072, window=512, hidden_size_per_layer_input=256
-        ),
+        defaults=usual(_GEMMA4_DEFAULTS, 131072, window=512, hidden_size_per_layer_input=256),
         **_COMMON,
     ),
-    Family(
+    family.Family(
         name="Gemma4UnifiedForCausalLM",
         title="Gemma 4 12B, text",
         model_type="gemma4_unified_text",
         nested=("Gemma4UnifiedForConditionalGeneration",),
-        defaults=usual(_GEMMA4_DEFAULTS, context=262144, window=1024),
+        defaults=usual(_GEMMA4_DEFAULTS, 262144, window=1024),
         **_COMMON,
     ),
 )

@@ -7,7 +7,7 @@ Names of metadata: gguf-py/gguf/constants.py of llama.cpp; of tensors: the packa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
@@ -67,9 +67,11 @@ EXPERT_GROUPS: Final = ("n_group", "topk_group")
 VISION_KEYS: Final = ("rope.dimension_sections", "n_deepstack_layers")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Gguf:
-    """The files of one of llama.cpp's architectures; tensors have the names of the family's rules.
+    """The files of one of llama.cpp's architectures, ``name``, and of ``also`` others.
+
+    Tensors have the names of the family's rules.
 
     ``needs`` and ``may`` are the fields that files must and can have beside the usual ones but
     ``without``; ``keys`` are those of fields that `KEYS` lacks. ``constants`` are fields that such
@@ -83,6 +85,8 @@ class Gguf:
     ``unused_flag`` is that of rules whose tensors a file of this configuration lacks.
     """
 
+    name: str = ""
+    _: KW_ONLY
     needs: tuple[str, ...] = ()
     may: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
@@ -101,6 +105,7 @@ class Gguf:
     prefix: str | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)  # GGUF's name -> HuggingFace's
     unused_flag: Callable[[Mapping[str, Any]], str] | None = None
+    also: tuple[Gguf, ...] = ()
 
     def fields(self, *, is_layer_norm: bool) -> dict[str, tuple[str, bool]]:
         """Return the key of each field, and whether a file must have it."""

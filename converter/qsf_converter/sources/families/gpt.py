@@ -12,54 +12,38 @@ from typing import Any
 from qsf.errors import QsfConversionError
 from qsf.file.kinds import ROPE_NONE, QkNorm
 from qsf.file.layout import Architecture, Norm, Positions, TensorType
+from qsf_converter.sources.families import family
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTENTION,
-    ATTN,
-    DEFAULTS,
-    ENDS,
-    MLP,
-    Rules,
-    attention,
-    fused,
-    gated,
-    out,
-    pre_norms,
-    qkv,
-    unrotated,
-    window_but_every,
-    window_of_all,
-)
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
-from qsf_converter.sources.families.rules import Place, T, TensorRule, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import T
 
 
-def _norms(attention: str | None, ffn: str | None, **options: Any) -> Rules:
-    names = ((T.ATTN_NORM, T.ATTN_NORM_BIAS, attention), (T.FFN_NORM, T.FFN_NORM_BIAS, ffn))
-    rules = (norm(weight, name, bias=bias, **options) for weight, bias, name in names if name)
+def _norms(mixer: str | None, ffn: str | None, **options: Any) -> r.Rules:
+    names = ((T.ATTN_NORM, T.ATTN_NORM_BIAS, mixer), (T.FFN_NORM, T.FFN_NORM_BIAS, ffn))
+    rules = (r.norm(weight, name, bias=bias, **options) for weight, bias, name in names if name)
     return tuple(rule for of_norm in rules for rule in of_norm)
 
 
-def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> Rules:
+def _plain(up: str, down: str, *, bias: str = "", **options: Any) -> r.Rules:
     options = {"bias_flag": bias, **options}
     return (
-        *linear(T.FFN_UP, T.FFN_UP_BIAS, up, "ffn", "hidden", **options),
-        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, down, "hidden", "ffn", **options),
+        *r.linear(T.FFN_UP, T.FFN_UP_BIAS, up, "ffn", "hidden", **options),
+        *r.linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, down, "hidden", "ffn", **options),
     )
 
 
-def _qkv(source: str, *, bias: str = "", **options: Any) -> Rules:
+def _qkv(source: str, *, bias: str = "", **options: Any) -> r.Rules:
     """Q, K and V from one matrix; with ``groups`` each head, or group, has its own three."""
     names = {T.Q: T.Q_BIAS, T.K: T.K_BIAS, T.V: T.V_BIAS}
-    return fused(names, source, ("q", "kv", "kv"), bias_flag=bias, **options)
+    return r.fused(names, source, ("q", "kv", "kv"), bias_flag=bias, **options)
 
 
-def _out(source: str, *, bias: str = "", **options: Any) -> Rules:
+def _out(source: str, *, bias: str = "", **options: Any) -> r.Rules:
     options["bias_flag"] = bias
-    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
+    return r.linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, source, "hidden", "q", **options)
 
 
 def _cohere(draft: Draft) -> None:
@@ -72,10 +56,10 @@ def _cohere(draft: Draft) -> None:
 def _cohere2(draft: Draft) -> None:
     _cohere(draft)
     types = draft.layer_types
-    unrotated(draft, [i for i, type_ in enumerate(types) if type_ == FULL])
+    draft.unrotate([i for i, type_ in enumerate(types) if type_ == FULL])
 
 
-def _plus_one(rules: Rules) -> Rules:
+def _plus_one(rules: r.Rules) -> r.Rules:
     """Norm weights are stored as w of 1 + w, norm biases unchanged."""
     norms = (T.ATTN_NORM, T.FFN_NORM, T.FINAL_NORM)
     return tuple(replace(rule, add=1.0) if rule.target in norms else rule for rule in rules)
@@ -83,23 +67,23 @@ def _plus_one(rules: Rules) -> Rules:
 
 _OF_HEADS: dict[str, Any] = {"flag": "use_qk_norm", "is_flat": True}
 _COHERE_RULES = (
-    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
-    *ATTENTION,
-    layer(T.Q_NORM, f"{ATTN}q_norm.weight", "heads", "head", **_OF_HEADS),
-    layer(T.K_NORM, f"{ATTN}k_norm.weight", "kv heads", "head", **_OF_HEADS),
-    *gated(),
-    *ends("embed_tokens", "norm", scale="logits"),
+    *r.norm(T.ATTN_NORM, f"{r.AT}input_layernorm"),
+    *r.ATTENTION,
+    r.layer(T.Q_NORM, f"{r.ATTN}q_norm.weight", "heads", "head", **_OF_HEADS),
+    r.layer(T.K_NORM, f"{r.ATTN}k_norm.weight", "kv heads", "head", **_OF_HEADS),
+    *r.gated(),
+    *r.ends("embed_tokens", "norm", scale="logits"),
 )
-_BIASED_ENDS = ends("embed_tokens", "norm", bias=True)
+_BIASED_ENDS = r.ends("embed_tokens", "norm", bias=True)
 _EPSILON = {"norm_epsilon": "layer_norm_eps"}
-_COHERE_DEFAULTS = usual(DEFAULTS, context=8192, epsilon=1e-5, tied=True, logit_scale=0.0625)
+_COHERE_DEFAULTS = usual(DEFAULTS, 8192, 1e-5, tied=True, logit_scale=0.0625)
 _RELU2 = {**DEFAULTS, "norm_epsilon": 1e-5, "hidden_act": "relu2"}
 
 _COHERE_FAMILIES = (
     Family(
         name="CohereForCausalLM",
         title="Command R, R+",
-        gguf={"command-r": Gguf(needs=("logit_scale",))},
+        gguf=Gguf("command-r", needs=("logit_scale",)),
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
@@ -111,78 +95,77 @@ _COHERE_FAMILIES = (
     Family(
         name="Cohere2ForCausalLM",
         title="Command R7B, Command A",
-        gguf={"cohere2": Gguf(needs=("logit_scale",), may=("sliding_window",))},
+        gguf=Gguf("cohere2", needs=("logit_scale",), may=("sliding_window",)),
         norm=Norm.LAYER,
         is_interleaved=True,
         rules=_COHERE_RULES,
         renames=_EPSILON,
         defaults=usual(_COHERE_DEFAULTS, head=128, window=4096, sliding_window_pattern=4),
-        windows=window_but_every,
+        windows=family.window_but_every,
         neutral={
             # Windows and RoPE as the model's own code places them, which layer_types states too.
-            "order_of_interleaved_layers": ("local_attn_first",),
-            "position_embedding_type": ("rope_gptj",),
-            "rotary_pct": (1.0,),
-            "layer_switch": (4,),
-            "use_embedding_sharing": (True,),
-            "use_gated_activation": (True,),
-            "use_parallel_block": (True,),
-            "use_parallel_embedding": (None, False, True),
-            "use_qk_norm": (None, False),
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "layer_switch": 4,
+            "use_embedding_sharing": True,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+            "use_parallel_embedding": (False, True),
         },
         adjust=_cohere2,
     ),
     Family(
         name="NemotronForCausalLM",
         title="Nemotron, Minitron",
-        gguf={"nemotron": Gguf(has_one_in_norms=True)},
+        gguf=Gguf("nemotron", has_one_in_norms=True),
         norm=Norm.LAYER,
         has_partial_rope=True,
         rules=_plus_one(
             (
-                *_norms(f"{AT}input_layernorm", f"{AT}post_attention_layernorm"),
-                *ATTENTION,
-                *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
+                *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+                *r.ATTENTION,
+                *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
                 *_BIASED_ENDS,
             )
         ),
         renames={"norm_epsilon": "norm_eps"},
-        defaults=usual(_RELU2, context=4096, partial_rotary_factor=0.5),
-        neutral={"normalization": ("layernorm1p",)},
+        defaults=usual(_RELU2, 4096, partial_rotary_factor=0.5),
+        neutral={"normalization": "layernorm1p"},
     ),
     Family(
         name="Jais2ForCausalLM",
         title="Jais 2",
-        gguf={"jais2": Gguf()},
+        gguf=Gguf("jais2"),
         norm=Norm.LAYER,
         rules=(
-            *_norms(f"{AT}input_layernorm", f"{AT}post_attention_layernorm"),
-            *ATTENTION,
-            *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
+            *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
             *_BIASED_ENDS,
         ),
         renames=_EPSILON,
-        defaults=usual(_RELU2, context=8192),
+        defaults=usual(_RELU2, 8192),
         flags={"attention_bias": True, "mlp_bias": True},
     ),
     Family(
         name="ArceeForCausalLM",
         title="Arcee AFM",
-        gguf={"arcee": Gguf(is_permuted=True)},
+        gguf=Gguf("arcee", is_permuted=True),
         rules=(
-            *pre_norms(),
-            *ATTENTION,
-            *_plain(f"{MLP}up_proj", f"{MLP}down_proj", bias="mlp_bias"),
-            *ENDS,
+            *r.pre_norms(),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+            *r.ENDS,
         ),
-        defaults=usual(_RELU2, context=4096),
+        defaults=usual(_RELU2, 4096),
     ),
 )
 
 
-def _norm_of_heads(target: TensorType, dim: str, groups: str) -> Rules:
-    source = f"{ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
-    return norm(target, source, dim, groups=groups, flag="qk_layernorm")
+def _norm_of_heads(target: TensorType, dim: str, groups: str) -> r.Rules:
+    source = f"{r.ATTN}{'q' if dim == 'q' else 'k'}_layernorm.norms.{{head}}"
+    return r.norm(target, source, dim, groups=groups, flag="qk_layernorm")
 
 
 # ---- special cases ----
@@ -247,10 +230,10 @@ def _bloom(draft: Draft) -> None:
 
 
 def _mpt(draft: Draft) -> None:
-    attention = draft.config.get("attn_config") or {}
-    if not isinstance(attention, dict):
+    stated = draft.config.get("attn_config") or {}
+    if not isinstance(stated, dict):
         raise draft.config.error("attn_config", "is not an object")
-    own = Config(attention, defaults={"alibi": True, "alibi_bias_max": 8}, where="attn_config.")
+    own = Config(stated, defaults={"alibi": True, "alibi_bias_max": 8}, where="attn_config.")
     if own.get("clip_qkv"):
         draft.set_all(qkv_limit=own.positive("clip_qkv"))
     for name in ("softmax_scale", "qk_ln", "prefix_lm", "attn_uses_sequence_id"):
@@ -326,6 +309,7 @@ def _gguf_mpt(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> di
 
 
 _GGUF_NEOX = Gguf(
+    "gptneox",
     may=("rotary_emb_base", "use_parallel_residual"),
     without=("rope_theta",),
     keys={"rotary_emb_base": "rope.freq_base", "use_parallel_residual": "use_parallel_residual"},
@@ -337,41 +321,40 @@ _GPT_FAMILIES = (
     _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
-        gguf={"gpt2": Gguf()},
+        gguf=Gguf("gpt2"),
         model_type="gpt2",
         architecture=Architecture.GPT2,
         positions=Positions.LEARNED,
         prefixes=("transformer.",),
         ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
         rules=(
-            TensorRule(Place.POSITIONS, None, "wpe.weight", ("positions", "hidden")),
+            r.TensorRule(r.Place.POSITIONS, None, "wpe.weight", ("positions", "hidden")),
             *_norms(f"{_H}ln_1", f"{_H}ln_2"),
             *_qkv(f"{_H}attn.c_attn", bias="always", transposed=True),
             *_out(f"{_H}attn.c_proj", bias="always", transposed=True),
             *_plain(f"{_H}mlp.c_fc", f"{_H}mlp.c_proj", bias="always", transposed=True),
-            *ends("wte", "ln_f", bias=True),
+            *r.ends("wte", "ln_f", bias=True),
         ),
         renames=GPT2_RENAMES,
-        defaults=usual(_DEFAULTS, context=None, hidden_act="gelu_new", tied=True),
+        defaults=usual(_DEFAULTS, max_position_embeddings=None, hidden_act="gelu_new", tied=True),
         neutral={
-            "scale_attn_weights": (None, True),
-            "scale_attn_by_inverse_layer_idx": (None, False),
-            "reorder_and_upcast_attn": (None, False, True),
-            "position_embedding_type": (None, "absolute"),
+            "scale_attn_weights": True,
+            "reorder_and_upcast_attn": (False, True),
+            "position_embedding_type": "absolute",
         },
     ),
     _plain_family(
         name="PhiForCausalLM",
         title="Phi-1, 1.5, 2",
-        gguf={"phi2": Gguf()},
+        gguf=Gguf("phi2"),
         has_partial_rope=True,
         architecture=Architecture.PHI,
         rules=(
             *_norms(f"{_AT}input_layernorm", None),
-            *qkv(bias="always"),
+            *r.qkv(bias="always"),
             *_out(f"{_AT}self_attn.dense", bias="always"),
             *_plain(f"{_AT}mlp.fc1", f"{_AT}mlp.fc2", bias="always"),
-            *ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
+            *r.ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
         ),
         renames=_GPT_EPSILON,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
@@ -380,24 +363,24 @@ _GPT_FAMILIES = (
     Family(
         name="StableLmForCausalLM",
         title="StableLM",
-        gguf={"stablelm": Gguf(more=_gguf_stablelm)},
+        gguf=Gguf("stablelm", more=_gguf_stablelm),
         has_partial_rope=True,
         model_type="stablelm",
         norm=Norm.LAYER,
         rules=(
             *_norms(f"{_AT}input_layernorm", None),
             *_norms(None, f"{_AT}post_attention_layernorm", flag="sequential"),
-            *qkv(bias="use_qkv_bias"),
+            *r.qkv(bias="use_qkv_bias"),
             *_norm_of_heads(T.Q_NORM, "q", "heads"),
             *_norm_of_heads(T.K_NORM, "kv", "kv heads"),
-            *out(),
-            *gated(),
-            *ends("embed_tokens", "norm", bias=True),
+            *r.out(),
+            *r.gated(),
+            *r.ends("embed_tokens", "norm", bias=True),
         ),
         renames=_GPT_EPSILON,
         defaults=usual(
             _DEFAULTS,
-            context=4096,
+            4096,
             hidden_act="silu",
             partial_rotary_factor=0.25,
             use_parallel_residual=False,
@@ -408,30 +391,25 @@ _GPT_FAMILIES = (
     _plain_family(
         name="Starcoder2ForCausalLM",
         title="StarCoder 2",
-        gguf={"starcoder2": Gguf()},
+        gguf=Gguf("starcoder2"),
         renames={},
         rules=(
             *_norms(f"{_AT}input_layernorm", f"{_AT}post_attention_layernorm"),
-            *attention(bias="use_bias"),
+            *r.attention(bias="use_bias"),
             *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
-            *ends("embed_tokens", "norm", bias=True),
+            *r.ends("embed_tokens", "norm", bias=True),
         ),
         defaults=usual(
-            _DEFAULTS,
-            context=4096,
-            hidden_act="gelu_pytorch_tanh",
-            kv_heads=2,
-            tied=True,
-            window=None,
+            _DEFAULTS, 4096, hidden_act="gelu_pytorch_tanh", kv_heads=2, tied=True, window=None
         ),
         flags={"use_bias": True},
-        windows=window_of_all,
-        neutral={"mlp_type": ("default",)},
+        windows=family.window_of_all,
+        neutral={"mlp_type": "default"},
     ),
     _plain_family(
         name="GPTNeoXForCausalLM",
         title="GPT-NeoX, Pythia",
-        gguf={"gptneox": _GGUF_NEOX},
+        gguf=_GGUF_NEOX,
         has_partial_rope=True,
         model_type="gpt_neox",
         prefixes=("gpt_neox.",),
@@ -441,7 +419,7 @@ _GPT_FAMILIES = (
             *_qkv(f"{_AT}attention.query_key_value", bias="attention_bias", groups="heads"),
             *_out(f"{_AT}attention.dense", bias="attention_bias"),
             *_plain(f"{_AT}mlp.dense_h_to_4h", f"{_AT}mlp.dense_4h_to_h", bias="always"),
-            *ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
+            *r.ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
         ),
         renames=_GPT_EPSILON,
         defaults=usual(
@@ -460,21 +438,21 @@ _GPT_FAMILIES = (
         ignored_suffixes=(".attn.bias", ".attn.masked_bias"),
         rules=(
             *_norms(f"{_H}ln_1", None),
-            *qkv(f"{_H}attn."),
+            *r.qkv(f"{_H}attn."),
             *_out(f"{_H}attn.out_proj"),
             *_plain(f"{_H}mlp.fc_in", f"{_H}mlp.fc_out", bias="always"),
-            *ends("wte", "ln_f", bias=True, head_bias="always"),
+            *r.ends("wte", "ln_f", bias=True, head_bias="always"),
         ),
         renames=GPT2_RENAMES,
         defaults=usual(_DEFAULTS, hidden_act="gelu_new", rotary_dim=64),
         kind={"is_parallel": True},
         rope_parameters=_rope_of_gptj,
-        neutral={"rotary": (None, True), "scale_attn_weights": (None, True)},
+        neutral={"rotary": True, "scale_attn_weights": True},
     ),
     _plain_family(
         name="FalconForCausalLM",
         title="Falcon",
-        gguf={"falcon": Gguf(is_ungrouped=True, more=_gguf_falcon, unused_flag=_gguf_unused)},
+        gguf=Gguf("falcon", is_ungrouped=True, more=_gguf_falcon, unused_flag=_gguf_unused),
         prefixes=("transformer.",),
         rules=(
             *_norms(f"{_H}input_layernorm", None, flag="one norm"),
@@ -483,7 +461,7 @@ _GPT_FAMILIES = (
             *_qkv(f"{_H}self_attention.query_key_value", bias="bias", groups="kv heads"),
             *_out(f"{_H}self_attention.dense", bias="bias"),
             *_plain(f"{_H}mlp.dense_h_to_4h", f"{_H}mlp.dense_4h_to_h", bias="bias"),
-            *ends("word_embeddings", "ln_f", bias=True),
+            *r.ends("word_embeddings", "ln_f", bias=True),
         ),
         renames={
             "norm_epsilon": "layer_norm_epsilon",
@@ -500,22 +478,21 @@ _GPT_FAMILIES = (
         ),
         flags={"bias": False},
         adjust=_falcon,
-        neutral={"apply_residual_connection_post_layernorm": (None, False)},
     ),
     _plain_family(
         name="BloomForCausalLM",
         title="BLOOM",
-        gguf={"bloom": Gguf(is_ungrouped=True)},
+        gguf=Gguf("bloom", is_ungrouped=True),
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
             # The norm of the embeddings is stored as the norm of the first layer's input.
-            *norm(T.INPUT_NORM, "word_embeddings_layernorm", bias=T.INPUT_NORM_BIAS),
+            *r.norm(T.INPUT_NORM, "word_embeddings_layernorm", bias=T.INPUT_NORM_BIAS),
             *_norms(f"{_H}input_layernorm", f"{_H}post_attention_layernorm"),
             *_qkv(f"{_H}self_attention.query_key_value", bias="always", groups="heads"),
             *_out(f"{_H}self_attention.dense", bias="always"),
             *_plain(f"{_H}mlp.dense_h_to_4h", f"{_H}mlp.dense_4h_to_h", bias="always"),
-            *ends("word_embeddings", "ln_f", bias=True),
+            *r.ends("word_embeddings", "ln_f", bias=True),
         ),
         renames={
             "hidden_size": "n_embed",
@@ -526,23 +503,21 @@ _GPT_FAMILIES = (
         },
         defaults=usual(_DEFAULTS, hidden_act="gelu_pytorch_tanh", tied=True),
         adjust=_bloom,
-        neutral={"apply_residual_connection_post_layernorm": (None, False), "offset_alibi": (100,)},
+        neutral={"offset_alibi": 100},
     ),
     _plain_family(
         name="MptForCausalLM",
         title="MPT",
-        gguf={
-            "mpt": Gguf(more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv"))
-        },
+        gguf=Gguf("mpt", more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv")),
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
-            *norm(T.ATTN_NORM, f"{_B}norm_1"),
-            *norm(T.FFN_NORM, f"{_B}norm_2"),
+            *r.norm(T.ATTN_NORM, f"{_B}norm_1"),
+            *r.norm(T.FFN_NORM, f"{_B}norm_2"),
             *_qkv(f"{_B}attn.Wqkv"),
             *_out(f"{_B}attn.out_proj"),
             *_plain(f"{_B}ffn.up_proj", f"{_B}ffn.down_proj"),
-            *ends("wte", "norm_f"),
+            *r.ends("wte", "norm_f"),
         ),
         renames={
             "hidden_size": "d_model",
@@ -554,11 +529,11 @@ _GPT_FAMILIES = (
         defaults=usual(_DEFAULTS, tied=True, expansion_ratio=4),
         adjust=_mpt,
         neutral={
-            "no_bias": (None, True),
-            "norm_type": (None, "low_precision_layernorm", "layernorm"),
-            "learned_pos_emb": (None, True, False),  # not used with ALiBi
-            "embedding_fraction": (None, 1.0),
-            "init_device": (None, "cpu", "meta"),
+            "no_bias": True,
+            "norm_type": ("low_precision_layernorm", "layernorm"),
+            "learned_pos_emb": (True, False),  # not used with ALiBi
+            "embedding_fraction": 1.0,
+            "init_device": ("cpu", "meta"),
         },
     ),
 )

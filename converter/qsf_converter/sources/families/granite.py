@@ -10,50 +10,15 @@ from typing import Any
 
 from qsf.errors import shown
 from qsf.file.kinds import ROPE_NONE, ExpertScore, ExpertWeights
+from qsf_converter.sources.families import family, hybrids
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import (
-    EXPERT_DEFAULTS,
-    EXPERT_RENAMES,
-    ROUTER,
-    SPARSE,
-    in_one,
-    of_gguf,
-    route_all,
-    router,
-)
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, EXPERT_RENAMES, route_all
+from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, whole
-from qsf_converter.sources.families.hybrids import (
-    GGUF_READS,
-    GGUF_SIZES,
-    SSD_DEFAULTS,
-    SSD_FLAGS,
-    SSD_NEUTRAL,
-    gguf_common,
-    ssd_layers,
-    ssd_layouts,
-    ssd_rules,
-    with_layouts,
-)
-from qsf_converter.sources.families.llama import (
-    AT,
-    ATTENTION,
-    BIASES,
-    DEFAULTS,
-    ENDS,
-    LLAMA_RULES,
-    MLP,
-    Rules,
-    attention,
-    fused,
-    gated,
-    pre_norms,
-    unrotated,
-    window_but_first_of_four,
-)
 from qsf_converter.sources.families.positions import parameters_of, rope_of
-from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import T, Where
 
 
 def _factors(draft: Draft) -> None:
@@ -81,7 +46,7 @@ def _granite_windows(draft: Draft) -> None:
             "layer_rope_theta", f"= {shown(thetas)} is not a list for {header.n_layers} layers"
         )
     draft.layer_types = [f"theta {theta}" for theta in thetas]
-    unrotated(draft, [i for i, theta in enumerate(thetas) if theta == 0])
+    draft.unrotate([i for i, theta in enumerate(thetas) if theta == 0])
     draft.ropes = {
         f"theta {theta}": rope_of(
             Config({**stated, "rope_theta": theta}, where="layer_rope_theta."),
@@ -135,7 +100,7 @@ def _granite_hybrid(draft: Draft) -> None:
     if config.get("position_embedding_type") != "rope":
         draft.set_all(rope_set=ROPE_NONE)
     if states:
-        ssd_layers(draft, states)
+        hybrids.ssd_layers(draft, states)
 
 
 def _hybrid_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
@@ -147,15 +112,15 @@ def _hybrid_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
     ]
 
 
-def _shared_ffn(dim: str, **options: Any) -> Rules:
+def _shared_ffn(dim: str, **options: Any) -> r.Rules:
     return (
-        *fused(
+        *r.fused(
             {T.FFN_GATE: None, T.FFN_UP: None},
-            f"{AT}shared_mlp.input_linear",
+            f"{r.AT}shared_mlp.input_linear",
             (dim, dim),
             **options,
         ),
-        *linear(T.FFN_DOWN, None, f"{AT}shared_mlp.output_linear", "hidden", dim, **options),
+        *r.linear(T.FFN_DOWN, None, f"{r.AT}shared_mlp.output_linear", "hidden", dim, **options),
     )
 
 
@@ -166,28 +131,28 @@ _FACTORS = {
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
-_SCALED_ENDS = ends("embed_tokens", "norm", scale="logits")
-_ATTENTION = (*pre_norms(), *ATTENTION)
-_SINKS = layer(T.SINKS, f"{AT}self_attn.sinks", "heads")
+_SCALED_ENDS = r.ends("embed_tokens", "norm", scale="logits")
+_ATTENTION = (*r.pre_norms(), *r.ATTENTION)
+_SINKS = r.layer(T.SINKS, f"{r.AT}self_attn.sinks", "heads")
 _WINDOWS = {"sliding_window": 128}
 _MOE_LAYOUTS = (
     (
-        router(f"{SPARSE}router.layer.weight"),
-        *in_one(f"{SPARSE}input_linear.weight", f"{SPARSE}output_linear.weight"),
+        r.router(f"{r.SPARSE}router.layer.weight"),
+        *r.in_one(f"{r.SPARSE}input_linear.weight", f"{r.SPARSE}output_linear.weight"),
     ),
     (
-        router(f"{SPARSE}router.weight"),
-        *in_one(f"{SPARSE}experts.gate_up_proj", f"{SPARSE}experts.down_proj"),
+        r.router(f"{r.SPARSE}router.weight"),
+        *r.in_one(f"{r.SPARSE}experts.gate_up_proj", f"{r.SPARSE}experts.down_proj"),
     ),
-    (ROUTER, *of_gguf()),
+    (r.ROUTER, *r.of_gguf()),
 )
 _SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
 _MOE_DEFAULTS = {**EXPERT_DEFAULTS, **_FACTORS, "num_experts": 8, "num_experts_per_tok": 2}
-_AT_SSD = f"{AT}mamba."
+_AT_SSD = f"{r.AT}mamba."
 _HYBRID = (
-    *pre_norms(),
-    *attention(bias="attention_bias", where=Where.ATTENTION),
-    *ssd_rules(_AT_SSD),
+    *r.pre_norms(),
+    *r.attention(bias="attention_bias", where=Where.ATTENTION),
+    *hybrids.ssd_rules(_AT_SSD),
     *_SCALED_ENDS,
 )
 
@@ -195,7 +160,7 @@ _shared_family = functools.partial(
     Family,
     layouts=(
         *((*rules, *_shared_ffn("shared", **_SHARED)) for rules in _MOE_LAYOUTS[:2]),
-        (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared", **_SHARED)),
+        (*_MOE_LAYOUTS[2], *r.gated(f"{r.MLP}shared.", "shared", **_SHARED)),
     ),
     renames=EXPERT_RENAMES,
 )
@@ -215,11 +180,11 @@ def _gguf_hybrid(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> d
     has_rope = fields.get("rope.scaling.finetuned")
     if has_rope and any(states) and "attention_multiplier" not in config:
         listed = [i for i in layers if not states[i]]
-        return {"architectures": ["BambaForCausalLM"], **gguf_common(fields, config),
+        return {"architectures": ["BambaForCausalLM"], **hybrids.gguf_common(fields, config),
                 "attn_layer_indices": listed}  # fmt: skip
     width = config.get("shared_intermediate_size") or config["intermediate_size"]
     return {
-        **gguf_common(fields, config),
+        **hybrids.gguf_common(fields, config),
         "layer_types": ["mamba" if has_state else "attention" for has_state in states],
         "position_embedding_type": "rope" if has_rope else None,
         "num_local_experts": config.get("num_experts") or 0,
@@ -235,64 +200,62 @@ FAMILIES = (
     Family(
         name="GraniteForCausalLM",
         title="Granite 3",
-        gguf={"granite": Gguf(may=_GGUF_MAY, is_permuted=True)},
-        rules=(*LLAMA_RULES[: -len(ENDS)], *_SCALED_ENDS),
+        gguf=Gguf("granite", may=_GGUF_MAY, is_permuted=True),
+        rules=(*r.LLAMA_RULES[: -len(r.ENDS)], *_SCALED_ENDS),
         defaults={**DEFAULTS, **_FACTORS},
         adjust=_granite,
     ),
     Family(
         name="GraniteSWAForCausalLM",
         title="Granite with windows",
-        rules=(*LLAMA_RULES[: -len(ENDS)], _SINKS, *_SCALED_ENDS),
-        defaults=usual(
-            {**DEFAULTS, **_FACTORS, **_WINDOWS}, context=8192, epsilon=1e-5, kv_heads=4, tied=True
+        rules=(*r.LLAMA_RULES[: -len(r.ENDS)], _SINKS, *_SCALED_ENDS),
+        defaults=family.usual(
+            {**DEFAULTS, **_FACTORS, **_WINDOWS}, 8192, 1e-5, kv_heads=4, tied=True
         ),
-        windows=window_but_first_of_four,
+        windows=family.window_but_first_of_four,
         adjust=_granite_windows,
     ),
     Family(
         name="GraniteMoeHybridForCausalLM",
         title="Granite 4, 4 H (350M to 32B-A9B)",
         model_type="granitemoehybrid",
-        gguf={
-            "granitehybrid": Gguf(
-                needs=GGUF_SIZES,
-                may=(*_GGUF_MAY, *EXPERTS, "shared_intermediate_size"),
-                is_permuted=True,
-                more=_gguf_hybrid,
-                reads=GGUF_READS,
-                lists=("attention.head_count_kv",),
-                others=("BambaForCausalLM",),
-            )
-        },
+        gguf=Gguf(
+            "granitehybrid",
+            needs=hybrids.GGUF_SIZES,
+            may=(*_GGUF_MAY, *EXPERTS, "shared_intermediate_size"),
+            is_permuted=True,
+            more=_gguf_hybrid,
+            reads=hybrids.GGUF_READS,
+            lists=("attention.head_count_kv",),
+            others=("BambaForCausalLM",),
+        ),
         rules=_HYBRID,
-        layouts=with_layouts(
-            ssd_layouts(_AT_SSD),
+        layouts=hybrids.with_layouts(
+            hybrids.ssd_layouts(_AT_SSD),
             (
                 *((*rules, *_shared_ffn("shared")) for rules in _MOE_LAYOUTS[:2]),
-                (*_MOE_LAYOUTS[2], *gated(f"{MLP}shared.", "shared")),
+                (*_MOE_LAYOUTS[2], *r.gated(f"{r.MLP}shared.", "shared")),
             ),
         ),
         renames=EXPERT_RENAMES,
-        defaults={**_MOE_DEFAULTS, **SSD_DEFAULTS, "shared_intermediate_size": 1024},
-        flags={"attention_bias": False, **SSD_FLAGS},
+        defaults={**_MOE_DEFAULTS, **hybrids.SSD_DEFAULTS, "shared_intermediate_size": 1024},
+        flags={"attention_bias": False, **hybrids.SSD_FLAGS},
         windows=_hybrid_types,
-        neutral={"normalization_function": ("rmsnorm",), **SSD_NEUTRAL},
+        neutral={"normalization_function": "rmsnorm", **hybrids.SSD_NEUTRAL},
         adjust=_granite_hybrid,
     ),
     Family(
         name="GraniteMoeForCausalLM",
         title="Granite 3 MoE",
         model_type="granitemoe",
-        gguf={
-            "granitemoe": Gguf(
-                needs=EXPERTS,
-                may=(*_GGUF_MAY, "shared_intermediate_size"),
-                is_permuted=True,
-                more=_gguf_moe,
-                others=("GraniteMoeSharedForCausalLM",),
-            )
-        },
+        gguf=Gguf(
+            "granitemoe",
+            needs=EXPERTS,
+            may=(*_GGUF_MAY, "shared_intermediate_size"),
+            is_permuted=True,
+            more=_gguf_moe,
+            others=("GraniteMoeSharedForCausalLM",),
+        ),
         rules=(*_ATTENTION, *_SCALED_ENDS),
         layouts=_MOE_LAYOUTS,
         renames=EXPERT_RENAMES,
@@ -313,7 +276,7 @@ FAMILIES = (
         model_type="granitemoe_swa",
         rules=(*_ATTENTION, _SINKS, *_SCALED_ENDS),
         defaults={**_MOE_DEFAULTS, **_WINDOWS},
-        windows=window_but_first_of_four,
+        windows=family.window_but_first_of_four,
         adjust=_granite_moe_windows,
     ),
     Family(
@@ -321,14 +284,14 @@ FAMILIES = (
         title="HyperCLOVA X SEED",
         model_type="hyperclovax",
         rules=(
-            *LLAMA_RULES[: -len(ENDS)],
-            *norm(T.POST_ATTN_NORM, f"{AT}post_norm1", flag="use_post_norm"),
-            *norm(T.POST_FFN_NORM, f"{AT}post_norm2", flag="use_post_norm"),
+            *r.LLAMA_RULES[: -len(r.ENDS)],
+            *r.norm(T.POST_ATTN_NORM, f"{r.AT}post_norm1", flag="use_post_norm"),
+            *r.norm(T.POST_FFN_NORM, f"{r.AT}post_norm2", flag="use_post_norm"),
             *_SCALED_ENDS,
         ),
         # Without the key, scores are divided by the root of the head size.
         defaults={**DEFAULTS, **_FACTORS, "attention_multiplier": None},
-        flags={**BIASES, "use_post_norm": True},
+        flags={**family.BIASES, "use_post_norm": True},
         adjust=_hyperclova,
     ),
 )

@@ -11,29 +11,14 @@ from typing import Any, Final
 from qsf.errors import shown
 from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, Ffn, Mixer, QkNorm
 from qsf.file.layout import MAX_HEADS, Activation
+from qsf_converter.sources.families import gguf
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import (
-    EXPERT_DEFAULTS,
-    GGUF_ROUTED,
-    plain_experts,
-    route,
-    router,
-    selection_bias,
-)
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
-from qsf_converter.sources.families.gguf import (
-    EXPERT_GROUPS,
-    EXPERT_WEIGHTS,
-    Fields,
-    Gguf,
-    Shapes,
-    own_layers,
-    whole,
-)
-from qsf_converter.sources.families.grouped import by_groups
-from qsf_converter.sources.families.llama import AT, ATTN, DEFAULTS, Rules, attention, gated
-from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, GGUF_ROUTED, by_groups, route
+from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
+from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, whole
+from qsf_converter.sources.families.rules import AT, ATTN, Rules, T, Where, layer, linear, norm
 
 _SSD: dict[str, Any] = {"where": Where.SSD}
 _PARTS: Final = {T.SSD_GATE: "values", T.SSD_IN: "channels", T.SSD_STEP: "value heads"}
@@ -53,7 +38,6 @@ SSD_DEFAULTS: Final[dict[str, Any]] = {
 }
 SSD_FLAGS: Final = {"mamba_conv_bias": True}
 SSD_NEUTRAL: Final[dict[str, Any]] = {
-    "mamba_proj_bias": (False,),
     "mamba_chunk_size": tuple(1 << i for i in range(16)),
     "num_logits_to_keep": (0, 1),
 }
@@ -214,8 +198,14 @@ _FALCON = (
     *_scaled(T.FFN_GATE, f"{_FFN}gate_proj", "ffn", "hidden", "gate"),
     *linear(T.FFN_UP, None, f"{_FFN}up_proj", "ffn", "hidden"),
     *_scaled(T.FFN_DOWN, f"{_FFN}down_proj", "hidden", "ffn", "down"),
-    *ends("embed_tokens", "final_layernorm", scale="logits"),
+    *r.ends("embed_tokens", "final_layernorm", scale="logits"),
 )
+
+
+_MULTIPLIERS: Final = (
+    "lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_out_multiplier",
+    "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
+)  # fmt: skip
 
 
 def _multipliers(config: Config, name: str, n: int) -> list[float]:
@@ -232,14 +222,14 @@ def _falcon(draft: Draft) -> None:
     into = config.positive("ssm_in_multiplier")
     z, x, b, c, step = (into * factor for factor in _multipliers(config, "ssm_multipliers", 5))
     gate, down = _multipliers(config, "mlp_multipliers", 2)
-    attention = config.positive("attention_in_multiplier")
+    into_heads = config.positive("attention_in_multiplier")
     draft.factors |= {
         T.SSD_GATE.name: z,
         T.SSD_IN.name: (x,) * n_values + (b,) * n_keys + (c,) * n_keys,
         T.SSD_STEP.name: step,
         T.SSD_OUT.name: config.positive("ssm_out_multiplier"),
-        "attention in": attention,
-        "keys": attention * config.positive("key_multiplier"),
+        "attention in": into_heads,
+        "keys": into_heads * config.positive("key_multiplier"),
         "attention out": config.positive("attention_out_multiplier"),
         "gate": gate,
         "down": down,
@@ -258,11 +248,9 @@ _BLOCKS: Final = {
 
 
 _OF_TRAINING: Final = (
-    "mtp_layers_block_type", "mtp_hybrid_override_pattern", "time_step_min", "time_step_max",
-    "time_step_floor", "time_step_rank", "time_step_init_scheme", "time_step_scale", "norm_eps",
-)  # fmt: skip
-
-
+    "mtp_layers_block_type|mtp_hybrid_override_pattern|norm_eps"
+    "|time_step_(min|max|floor|rank|init_scheme|scale)"
+)
 _OF_EXPERTS: Final = (
     "moe_intermediate_size", "moe_shared_expert_intermediate_size", "num_experts",
     "num_experts_per_tok", "routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob",
@@ -292,7 +280,7 @@ def _block_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 
 def _nemotron(draft: Draft) -> None:
     config, blocks = draft.config, draft.layer_types
-    for name in (*_OF_TRAINING, *(() if _MOE in blocks else _OF_EXPERTS)):
+    for name in () if _MOE in blocks else _OF_EXPERTS:
         config.get(name)  # has no meaning here
     if config.get("attention_head_dim", draft.header.head_dim) != draft.header.head_dim:
         raise config.error("attention_head_dim", f"is not head_dim, {draft.header.head_dim}")
@@ -313,8 +301,6 @@ def _nemotron(draft: Draft) -> None:
 
 
 def _alone(draft: Draft) -> None:
-    for name in _OF_TRAINING:
-        draft.config.get(name)
     draft.set_all(ffn=Ffn.NONE)
     ssd_layers(draft, range(draft.header.n_layers))
 
@@ -329,18 +315,18 @@ def _plain(at: str, dim: str, where: Where) -> Rules:
 _NEMOTRON = (
     *norm(T.ATTN_NORM, f"{AT}norm", where=Where.MIXED),
     *norm(T.FFN_NORM, f"{AT}norm", where=Where.FED),
-    *attention(_MIXER, where=Where.ATTENTION),
+    *r.attention(_MIXER, where=Where.ATTENTION),
     *ssd_rules(_MIXER, conv_bias="use_conv_bias"),
     *_plain(_MIXER, "ffn", Where.DENSE),
-    router(f"{_MIXER}gate.weight"),
+    r.router(f"{_MIXER}gate.weight"),
     *_plain(f"{_MIXER}shared_experts.", "shared", Where.ROUTED),
-    *ends("embeddings", "norm_f"),
+    *r.ends("embeddings", "norm_f"),
 )
 _NEMOTRON_EXPERTS = tuple(
-    (selection_bias(f"{_MIXER}{name}"), *rules)
+    (r.selection_bias(f"{_MIXER}{name}"), *rules)
     for name, rules in zip(
         ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias"),
-        plain_experts(_MIXER),
+        r.plain_experts(_MIXER),
         strict=True,
     )
 )
@@ -349,9 +335,8 @@ _OF_STATES: Final = {
     "mamba_n_groups": "n_groups", "mamba_d_conv": "conv_kernel", "mamba_expand": "expand",
     "norm_epsilon": "layer_norm_epsilon",
 }  # fmt: skip
-_NO_EFFECT: Final[Mapping[str, tuple[Any, ...]]] = {
+_NO_EFFECT: Final[Mapping[str, Any]] = {
     **SSD_NEUTRAL,
-    "use_bias": (False,),
     **dict.fromkeys(("residual_in_fp32", "rescale_prenorm_residual"), (True, False)),
     "chunk_size": SSD_NEUTRAL["mamba_chunk_size"],
 }
@@ -372,7 +357,7 @@ def _gguf_falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> 
 
 def _gguf_nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a block follows from its tensors."""
-    n_layers = own_layers(fields, config)
+    n_layers = gguf.own_layers(fields, config)
     keys = gguf_common(fields, config)
     kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": _MOE}
     blocks = [
@@ -389,7 +374,7 @@ def _gguf_nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) ->
     }
 
 
-_GGUF_ALONE: Final = Gguf(
+_GGUF_ALONE: Final = Gguf("mamba2",
     needs=GGUF_SIZES,
     without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "rope_theta"),
@@ -398,6 +383,7 @@ _GGUF_ALONE: Final = Gguf(
     prefix="backbone.",
 )  # fmt: skip
 _GGUF_NEMOTRON: Final = Gguf(
+    "nemotron_h",
     needs=GGUF_SIZES,
     is_permuted=True,
     more=_gguf_nemotron,
@@ -410,12 +396,12 @@ FAMILIES = (
     Family(
         name="Mamba2ForCausalLM",
         title="Mamba-2, Mamba-Codestral",
-        gguf={"mamba2": _GGUF_ALONE},
+        gguf=_GGUF_ALONE,
         prefixes=("model.backbone.", "backbone.", "model."),
         rules=(
             *norm(T.ATTN_NORM, f"{AT}norm"),
             *ssd_rules(_MIXER, conv_bias="use_conv_bias"),
-            *ends("embeddings", "norm_f"),
+            *r.ends("embeddings", "norm_f"),
         ),
         layouts=ssd_layouts(_MIXER),
         renames={
@@ -427,8 +413,8 @@ FAMILIES = (
         # It states no context; layers without an FFN have no use for its width.
         defaults=usual(
             {**DEFAULTS, **SSD_DEFAULTS},
-            context=1 << 20,
-            epsilon=1e-5,
+            1 << 20,
+            1e-5,
             ffn_multiple=2,
             mamba_n_groups=8,
             mamba_d_state=128,
@@ -439,9 +425,10 @@ FAMILIES = (
         flags={"use_conv_bias": True},
         neutral={
             **_NO_EFFECT,
-            "rms_norm": (True,),
+            "rms_norm": True,
             "norm_before_gate": (True, False),  # read by nobody
         },
+        ignored_keys=_OF_TRAINING,
         adjust=_alone,
     ),
     Family(
@@ -450,80 +437,61 @@ FAMILIES = (
         has_partial_rope=True,
         rules=(
             *_NORMS,
-            *attention(where=Where.ATTENTION),
+            *r.attention(where=Where.ATTENTION),
             *ssd_rules(_AT_SSD),
-            *gated(_FFN),
-            *ends("embed_tokens", "final_layernorm"),
+            *r.gated(_FFN),
+            *r.ends("embed_tokens", "final_layernorm"),
         ),
         layouts=ssd_layouts(_AT_SSD),
         defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS},
-            context=262144,
-            epsilon=1e-5,
-            kv_heads=8,
-            partial_rotary_factor=0.5,
+            {**DEFAULTS, **SSD_DEFAULTS}, 262144, 1e-5, kv_heads=8, partial_rotary_factor=0.5
         ),
         flags=SSD_FLAGS,
         windows=_bamba_types,
         neutral={
             **SSD_NEUTRAL,
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
             # Half of a head: it follows from the share of rotated dimensions.
-            "attn_rotary_emb": tuple(range(1 << 12)),
-            "z_loss_coefficient": (0.0,),
+            "attn_rotary_emb": range(1 << 12),
+            "z_loss_coefficient": 0.0,
         },
         adjust=_bamba,
     ),
     Family(
         name="FalconH1ForCausalLM",
         title="Falcon-H1 (0.5B to 34B)",
-        gguf={"falcon-h1": Gguf(needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS)},
+        gguf=Gguf("falcon-h1", needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS),
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
         defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS},
-            context=8192,
-            epsilon=1e-5,
+            {**DEFAULTS, **SSD_DEFAULTS, **dict.fromkeys(_MULTIPLIERS, 1.0)},
+            8192,
+            1e-5,
             kv_heads=8,
             mamba_d_ssm=1024,
             mamba_norm_before_gate=True,
-            **dict.fromkeys(
-                (
-                    "lm_head_multiplier",
-                    "embedding_multiplier",
-                    "key_multiplier",
-                    "attention_out_multiplier",
-                    "attention_in_multiplier",
-                    "ssm_in_multiplier",
-                    "ssm_out_multiplier",
-                ),
-                1.0,
-            ),
         ),
         flags={**SSD_FLAGS, "mamba_rms_norm": False},
         neutral={
             **SSD_NEUTRAL,
-            "attention_bias": (False,),
-            "mlp_bias": (False,),
-            "projectors_bias": (False,),
             "mamba_norm_before_gate": (True, False),
-            "mamba_use_mlp": (True,),
-            "attn_layer_indices": (None,),
+            "mamba_use_mlp": True,
         },
         adjust=_falcon,
     ),
     Family(
         name="NemotronHForCausalLM",
         title="Nemotron-H, Nemotron 3 Nano",
-        gguf={
-            "nemotron_h": _GGUF_NEMOTRON,
-            "nemotron_h_moe": replace(
-                _GGUF_NEMOTRON,
-                needs=(*GGUF_SIZES, *GGUF_ROUTED, "moe_shared_expert_intermediate_size"),
-                may=(*EXPERT_WEIGHTS, *EXPERT_GROUPS),
+        gguf=replace(
+            _GGUF_NEMOTRON,
+            also=(
+                replace(
+                    _GGUF_NEMOTRON,
+                    name="nemotron_h_moe",
+                    needs=(*GGUF_SIZES, *GGUF_ROUTED, "moe_shared_expert_intermediate_size"),
+                    may=(*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS),
+                ),
             ),
-        },
+        ),
         prefixes=("backbone.", "model."),
         rules=_NEMOTRON,
         layouts=with_layouts(ssd_layouts(_MIXER), _NEMOTRON_EXPERTS),
@@ -537,14 +505,12 @@ FAMILIES = (
         },
         defaults=usual(
             {**EXPERT_DEFAULTS, **SSD_DEFAULTS},
-            context=4096,
-            epsilon=1e-5,
+            4096,
+            1e-5,
             kv_heads=8,
             head=128,
             hidden_act="relu2",
-            experts=8,
-            chosen=2,
-            expert_dim=7688,
+            experts=(8, 2, 7688),
             intermediate_size=21504,
             moe_shared_expert_intermediate_size=7688,
             routed_scaling_factor=1.0,
@@ -564,10 +530,11 @@ FAMILIES = (
             **_NO_EFFECT,
             **dict.fromkeys(("attention_bias", "mlp_bias"), (False,)),
             **dict.fromkeys(("use_mamba_kernels", "moe_shared_expert_overlap"), (True, False)),
-            "n_shared_experts": (1,),
-            "mamba_ssm_cache_dtype": ("float32",),
-            "num_nextn_predict_layers": tuple(range(17)),
+            "n_shared_experts": 1,
+            "mamba_ssm_cache_dtype": "float32",
+            "num_nextn_predict_layers": range(17),
         },
+        ignored_keys=_OF_TRAINING,
         adjust=_nemotron,
     ),
 )

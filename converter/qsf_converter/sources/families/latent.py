@@ -16,40 +16,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
-from qsf.file.kinds import (
-    LATENT_STEP,
-    LATENT_VALUE_STEP,
-    MAX_STATE_DIM,
-    MAX_TAPS,
-    ROPE_NONE,
-    ExpertScore,
-    ExpertWeights,
-    GroupScore,
-    LayerKind,
-    Mixer,
-)
+from qsf.file import kinds
 from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYER_EXPERTS, Positions, padded
+from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import (
-    DENSE,
-    EXPERT_DEFAULTS,
-    LAYOUTS,
-    ROUTER,
-    SHARED,
-    SPARSE,
-    of_gguf,
-    one_each,
-    router,
-    selection_bias,
-)
+from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
-from qsf_converter.sources.families.grouped import RENAMES, SELECTED, grouped
-from qsf_converter.sources.families.llama import ATTN, ENDS, MLP, Rules, gated, pre_norms
-from qsf_converter.sources.families.mtp import mtp_rules
 from qsf_converter.sources.families.positions import parameters_of
-from qsf_converter.sources.families.rules import T, Where, ends, layer, linear, norm
+from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
 
 # ---- rules ----
 
@@ -58,12 +34,12 @@ _STACKED: Final[dict[str, Any]] = {"groups": "heads", "is_stacked": True}
 LATENT: Final[Rules] = (
     *linear(T.Q, None, f"{ATTN}q_proj", "queries", "hidden", flag="one_query"),
     *linear(T.Q, None, f"{ATTN}q_a_proj", "query rank", "hidden", flag="query_rank"),
-    layer(T.Q_BIAS, f"{ATTN}q_a_proj.bias", "query rank", flag="query_bias"),
-    *norm(T.Q_NORM, f"{ATTN}q_a_layernorm", "query rank", flag="query_rank"),
+    r.layer(T.Q_BIAS, f"{ATTN}q_a_proj.bias", "query rank", flag="query_bias"),
+    *r.norm(T.Q_NORM, f"{ATTN}q_a_layernorm", "query rank", flag="query_rank"),
     *linear(T.Q_UP, None, f"{ATTN}q_b_proj", "queries", "query rank", flag="query_rank"),
     *linear(T.K, T.K_BIAS, f"{ATTN}kv_a_proj_with_mqa", "key", "hidden",
             bias_flag="attention_bias"),
-    *norm(T.K_NORM, f"{ATTN}kv_a_layernorm", "latent"),
+    *r.norm(T.K_NORM, f"{ATTN}kv_a_layernorm", "latent"),
     *linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{ATTN}o_proj", "hidden", "values",
             bias_flag="attention_bias"),
 )  # fmt: skip
@@ -102,11 +78,11 @@ def latent(draft: Draft) -> None:
     """Keys are latents and one rotated head; the scale of scores depends on the size of queries."""
     config, heads = draft.config, draft.header.n_heads
     n_rope = draft.header.head_dim
-    own_rank = config.count("kv_lora_rank", MAX_HEAD_DIM - n_rope - LATENT_STEP + 1)
-    rank = padded(own_rank, LATENT_STEP)
+    own_rank = config.count("kv_lora_rank", MAX_HEAD_DIM - n_rope - kinds.LATENT_STEP + 1)
+    rank = padded(own_rank, kinds.LATENT_STEP)
     n_nope = config.count("qk_nope_head_dim", MAX_HEAD_DIM)
     own_values = config.count("v_head_dim", MAX_HEAD_DIM)
-    n_values = padded(own_values, LATENT_VALUE_STEP)
+    n_values = padded(own_values, kinds.LATENT_VALUE_STEP)
     has_rank = config.get("q_lora_rank") is not None
     query_rank = config.count("q_lora_rank", MAX_DIM) if has_rank else 0
     draft.flags.add("query_rank" if has_rank else "one_query")
@@ -170,10 +146,10 @@ def _v2(draft: Draft) -> None:
     grouped(
         draft,
         has_groups=by_groups,
-        expert_score=ExpertScore.SOFTMAX,
-        expert_weights=ExpertWeights.AS_IS,
+        expert_score=kinds.ExpertScore.SOFTMAX,
+        expert_weights=kinds.ExpertWeights.AS_IS,
         weights_epsilon=0.0,
-        group_score=GroupScore.LARGEST,
+        group_score=kinds.GroupScore.LARGEST,
     )
 
 
@@ -192,7 +168,7 @@ def latent_moe(draft: Draft) -> None:
 
 def _mistral4(draft: Draft) -> None:
     latent(draft)
-    grouped(draft, expert_score=ExpertScore.SOFTMAX)
+    grouped(draft, expert_score=kinds.ExpertScore.SOFTMAX)
 
 
 def _minicpm3(draft: Draft) -> None:
@@ -218,16 +194,15 @@ LATENT_DEFAULTS: Final = usual(
     routed_scaling_factor=1.0,
     n_shared_experts=1,
 )
-_NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
+_NEUTRAL: Final[dict[str, Any]] = {
     # sizes that transformers derives from others
-    "head_dim": tuple(range(MAX_HEAD_DIM + 1)),
-    "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
-    "rope_interleave": (True,),
-    "mlp_bias": (False,),
+    "head_dim": range(MAX_HEAD_DIM + 1),
+    "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
+    "rope_interleave": True,
 }
 # Layers after the last one predict further tokens: the first of them is the MTP head.
 _AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
-_ROUTED: Final[dict[str, Any]] = {"moe_layer_freq": (1,), "aux_loss_alpha": (0.001, 0.0001)}
+_ROUTED: Final[dict[str, Any]] = {"moe_layer_freq": 1, "aux_loss_alpha": (0.001, 0.0001)}
 
 _family = functools.partial(
     Family, is_interleaved=True, renames=_RENAMES, rope_parameters=rope_of_latent, neutral=_NEUTRAL
@@ -300,6 +275,7 @@ GGUF_ROUTED: Final = replace(GGUF_LATENT, may=_OF_ROUTED)
 # Older files have one matrix that makes keys and values from the latent, newer ones two.
 _DEEPSEEK2: Final = replace(
     GGUF_ROUTED,
+    name="deepseek2",
     others=("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"),
     has_tenth_of_mscale=True,
     layouts=(-2, None),
@@ -311,14 +287,14 @@ _LATENT_FAMILIES = (
     _family(
         name="DeepseekV2ForCausalLM",
         title="DeepSeek V2 (Lite, Coder)",
-        gguf={"deepseek2": _DEEPSEEK2},
-        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
-        layouts=_layouts(LAYOUTS),
+        gguf=_DEEPSEEK2,
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=_layouts(r.LAYOUTS),
         defaults=usual(
             LATENT_DEFAULTS,
-            context=2048,
-            experts=64,
-            expert_dim=1407,
+            2048,
+            experts=(64,),
+            moe_intermediate_size=1407,
             n_shared_experts=2,
             first_k_dense_replace=0,
             topk_method="greedy",
@@ -326,11 +302,10 @@ _LATENT_FAMILIES = (
         neutral={
             **_NEUTRAL,
             **_ROUTED,
-            "norm_topk_prob": (False,),
-            "scoring_func": ("softmax",),
+            "scoring_func": "softmax",
             "topk_method": ("greedy", "group_limited_greedy"),
-            "n_group": tuple(range(MAX_LAYER_EXPERTS)),
-            "topk_group": tuple(range(MAX_LAYER_EXPERTS)),
+            "n_group": range(MAX_LAYER_EXPERTS),
+            "topk_group": range(MAX_LAYER_EXPERTS),
         },
         adjust=_v2,
     ),
@@ -338,14 +313,12 @@ _LATENT_FAMILIES = (
         name="DeepseekV3ForCausalLM",
         title="DeepSeek V3, R1, Kimi K2; K2.5, text",
         nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
             LATENT_DEFAULTS,
-            context=4096,
-            experts=256,
-            chosen=8,
-            expert_dim=2048,
+            4096,
+            experts=(256, 8, 2048),
             first_k_dense_replace=3,
             routed_scaling_factor=2.5,
             n_group=8,
@@ -356,50 +329,51 @@ _LATENT_FAMILIES = (
             **_NEUTRAL,
             **_ROUTED,
             **_AHEAD,
-            "scoring_func": ("sigmoid",),
-            "topk_method": ("noaux_tc",),
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
         },
         adjust=latent_moe,
     ),
     _family(
         name="Glm4MoeLiteForCausalLM",
         title="GLM-4.7-Flash",
-        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS, *mtp_rules()),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
         defaults=usual(
             LATENT_DEFAULTS,
-            context=202752,
-            epsilon=1e-5,
+            202752,
+            1e-5,
             q_lora_rank=768,
             qk_nope_head_dim=192,
             v_head_dim=256,
-            experts=64,
-            chosen=4,
-            expert_dim=1536,
+            experts=(64, 4, 1536),
             first_k_dense_replace=1,
             routed_scaling_factor=1.8,
             norm_topk_prob=True,
         ),
-        neutral={**_NEUTRAL, **_AHEAD, "topk_method": ("noaux_tc",)},
+        neutral={**_NEUTRAL, **_AHEAD, "topk_method": "noaux_tc"},
         adjust=latent_moe,
     ),
     _family(
         name="Mistral4ForCausalLM",
         title="Mistral Small 4, text",
-        gguf={"mistral4": replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=())},
+        gguf=replace(
+            _DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=(), name="mistral4"
+        ),
         nested=("Mistral3ForConditionalGeneration",),
         left_out=("vision_tower.", "multi_modal_projector."),
-        rules=(*pre_norms(), *LATENT, *DENSE, ROUTER, *SHARED, *ENDS),
-        layouts=(*_layouts(LAYOUTS), (*SPLIT, *LAYOUTS[1])),  # GGUF files have gate and up in one
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=(
+            *_layouts(r.LAYOUTS),
+            (*SPLIT, *r.LAYOUTS[1]),
+        ),  # GGUF files have gate and up in one
         defaults=usual(
             LATENT_DEFAULTS,
-            context=1048576,
+            1048576,
             kv_lora_rank=256,
             q_lora_rank=1024,
             qk_nope_head_dim=64,
-            experts=128,
-            chosen=4,
-            expert_dim=2048,
+            experts=(128, 4, 2048),
             first_k_dense_replace=0,
             norm_topk_prob=True,
         ),
@@ -408,22 +382,22 @@ _LATENT_FAMILIES = (
     _family(
         name="YoutuForCausalLM",
         title="Youtu-LLM",
-        rules=(*pre_norms(), *LATENT, *gated(), *ENDS),
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
         layouts=(FUSED, SPLIT),
-        defaults=usual(LATENT_DEFAULTS, context=131072, tied=True),
+        defaults=usual(LATENT_DEFAULTS, 131072, tied=True),
         adjust=latent,
     ),
     _family(
         name="MiniCPM3ForCausalLM",
         title="MiniCPM3",
-        gguf={"minicpm3": replace(GGUF_LATENT, more=_gguf_sizes)},
+        gguf=replace(GGUF_LATENT, more=_gguf_sizes, name="minicpm3"),
         model_type="minicpm3",
-        rules=(*pre_norms(), *LATENT, *gated(), *ends("embed_tokens", "norm", scale="logits")),
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
         layouts=(FUSED,),
         defaults=usual(
             LATENT_DEFAULTS,
-            context=32768,
-            epsilon=1e-5,
+            32768,
+            1e-5,
             tied=True,
             kv_lora_rank=256,
             q_lora_rank=768,
@@ -454,16 +428,16 @@ _KDA: Final[Rules] = (
         for target, name, rows, of in _MATRICES
         for rule in linear(target, None, f"{ATTN}{name}", rows, of, **_DELTA)
     ),
-    *norm(T.MIX_NORM, f"{ATTN}o_norm", "key", **_DELTA),
-    layer(T.DECAY_BIAS, f"{ATTN}dt_bias", "keys", **_DELTA),
-    layer(T.CONV, f"{ATTN}{{part}}_conv1d.weight", "taps", "channels", is_flat=True,
+    *r.norm(T.MIX_NORM, f"{ATTN}o_norm", "key", **_DELTA),
+    r.layer(T.DECAY_BIAS, f"{ATTN}dt_bias", "keys", **_DELTA),
+    r.layer(T.CONV, f"{ATTN}{{part}}_conv1d.weight", "taps", "channels", is_flat=True,
           transposed=True, **_DELTA),
 )  # fmt: skip
 
 
 def _rate(name: str, **options: Any) -> Rules:
     shape = ("value heads", "key")
-    return (layer(T.DECAY_RATE, f"{ATTN}{name}", *shape, is_flat=True, is_repeated=True,
+    return (r.layer(T.DECAY_RATE, f"{ATTN}{name}", *shape, is_flat=True, is_repeated=True,
                   **options, **_DELTA),)  # fmt: skip
 
 
@@ -473,28 +447,28 @@ def _of_attention(rules: Rules) -> Rules:
 
 def _choice(at: str, bias: str) -> Rules:
     return (
-        router(f"{at}gate.weight"),
-        selection_bias(f"{at}gate.{bias}"),
-        *gated(f"{at}shared_experts.", "shared", where=Where.ROUTED, flag="shared"),
+        r.router(f"{at}gate.weight"),
+        r.selection_bias(f"{at}gate.{bias}"),
+        *r.gated(f"{at}shared_experts.", "shared", where=Where.ROUTED, flag="shared"),
     )
 
 
 _PUBLISHED: Final[Rules] = (
     *_of_attention(FUSED),
     *_rate("A_log", is_log=True),
-    *_choice(SPARSE, "e_score_correction_bias"),
-    *one_each(SPARSE, "w1", "w3", "w2"),
+    *_choice(r.SPARSE, "e_score_correction_bias"),
+    *r.one_each(r.SPARSE, "w1", "w3", "w2"),
 )
 _LAYOUTS: Final = (
     # As published, as transformers writes it, and GGUF's.
-    (*_PUBLISHED, *gated(where=Where.DENSE)),
-    (*_PUBLISHED, *gated(SPARSE, where=Where.DENSE)),
+    (*_PUBLISHED, *r.gated(where=Where.DENSE)),
+    (*_PUBLISHED, *r.gated(r.SPARSE, where=Where.DENSE)),
     (
         *_of_attention(SPLIT),
         *_rate("minus_rate", scale="minus"),
-        *_choice(MLP, "selection.bias"),
-        *of_gguf(),
-        *gated(where=Where.DENSE),
+        *_choice(r.MLP, "selection.bias"),
+        *r.of_gguf(),
+        *r.gated(where=Where.DENSE),
     ),
 )
 
@@ -526,8 +500,8 @@ def _kimi(draft: Draft) -> None:
     sizes = _linear(draft.config)
     for name in ("full_attn_layers", "kda_layers"):
         sizes.get(name)  # read with the layers' types
-    n_heads, dim = sizes.count("num_heads", MAX_HEADS), sizes.count("head_dim", MAX_STATE_DIM)
-    n_taps = sizes.count("short_conv_kernel_size", MAX_TAPS, least=2)
+    n_heads, dim = sizes.count("num_heads", MAX_HEADS), sizes.count("head_dim", kinds.MAX_STATE_DIM)
+    n_taps = sizes.count("short_conv_kernel_size", kinds.MAX_TAPS, least=2)
     for name, value in sizes.unread():
         raise sizes.error(name, f"= {shown(value)} is not supported")
     latent_moe(draft)
@@ -540,13 +514,13 @@ def _set_kda(draft: Draft, n_heads: int, dim: int, n_taps: int, **more: Any) -> 
     draft.dims |= {"taps": n_taps, "keys": keys, "channels": 3 * keys, "value heads": n_heads}
     draft.dims |= {"key": dim, "latent key": draft.dims["key"]}
     draft.factors["minus"] = -1.0
-    none = LayerKind.__dataclass_fields__
+    none = kinds.LayerKind.__dataclass_fields__
     kda: dict[str, Any] = {
         **{name: none[name].default for name in
            ("score_scale", "latent_rank", "nope_dim", "latent_value_dim", "query_rank")},
-        "mixer": Mixer.DELTA, "n_taps": n_taps, "n_key_heads": n_heads, "n_value_heads": n_heads,
-        "key_dim": dim, "value_dim": dim, "has_channel_decays": 1, "has_sigmoid_gate": 1,
-        "rope_set": ROPE_NONE, **more,
+        "mixer": kinds.Mixer.DELTA, "n_taps": n_taps, "n_key_heads": n_heads,
+        "n_value_heads": n_heads, "key_dim": dim, "value_dim": dim, "has_channel_decays": 1,
+        "has_sigmoid_gate": 1, "rope_set": kinds.ROPE_NONE, **more,
     }  # fmt: skip
     draft.set_type(LINEAR, **kda)
 
@@ -561,9 +535,9 @@ def _ling_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
 def _ling(draft: Draft) -> None:
     config = draft.config
     own = config.get("linear_head_dim")  # as transformers saves it
-    dim = config.count("kda_dim" if own is None else "linear_head_dim", MAX_STATE_DIM)
+    dim = config.count("kda_dim" if own is None else "linear_head_dim", kinds.MAX_STATE_DIM)
     config.get("kda_dim")
-    n_taps = config.count("short_conv_kernel_size", MAX_TAPS, least=2)
+    n_taps = config.count("short_conv_kernel_size", kinds.MAX_TAPS, least=2)
     for name, value in (("linear_num_heads", draft.header.n_heads),
                         ("linear_conv_kernel_dim", n_taps)):  # fmt: skip
         if config.get(name) not in (None, value):
@@ -640,6 +614,7 @@ def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
 
 _GGUF: Final = replace(
     GGUF_ROUTED,
+    name="kimi-linear",
     needs=("kv_lora_rank", "linear_head_dim", "linear_conv_kernel_dim"),
     keys={"linear_head_dim": "kda.head_dim"},
     lists=("attention.head_count_kv",),
@@ -651,19 +626,17 @@ _KIMI_FAMILIES = (
     Family(
         name="KimiLinearForCausalLM",
         title="Kimi Linear (48B-A3B)",
-        gguf={"kimi-linear": _GGUF},
+        gguf=_GGUF,
         positions=Positions.ALIBI,
-        rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *ENDS),
+        rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *r.ENDS),
         layouts=_LAYOUTS,
         renames=_KIMI_RENAMES,
         defaults=usual(
             LATENT_DEFAULTS,
-            context=1048576,
-            epsilon=1e-5,
+            1048576,
+            1e-5,
             q_lora_rank=None,
-            experts=256,
-            chosen=8,
-            expert_dim=1024,
+            experts=(256, 8, 1024),
             first_k_dense_replace=1,
             norm_topk_prob=True,
             routed_scaling_factor=2.446,
@@ -674,11 +647,11 @@ _KIMI_FAMILIES = (
         windows=_layer_types,
         adjust=_kimi,
         neutral={
-            "head_dim": tuple(range(MAX_HEAD_DIM + 1)),
-            "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
-            "mla_use_nope": (True,),
-            "moe_layer_freq": (1,),
-            "moe_router_activation_func": ("sigmoid",),
+            "head_dim": range(MAX_HEAD_DIM + 1),
+            "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
+            "mla_use_nope": True,
+            "moe_layer_freq": 1,
+            "moe_router_activation_func": "sigmoid",
             "use_grouped_topk": (True, False),
         },
     ),
@@ -689,19 +662,17 @@ _KIMI_FAMILIES = (
         rules=(
             *pre_norms(),
             *_LING,
-            *gated(where=Where.DENSE),
-            *_choice(MLP, "expert_bias"),
-            *ends("word_embeddings", "norm"),
+            *r.gated(where=Where.DENSE),
+            *_choice(r.MLP, "expert_bias"),
+            *r.ends("word_embeddings", "norm"),
         ),
-        layouts=LAYOUTS[:2],  # there is no GGUF form
+        layouts=r.LAYOUTS[:2],  # there is no GGUF form
         renames={**_KIMI_RENAMES, "kda_dim": "head_dim"},
         defaults=usual(
             LATENT_DEFAULTS,
-            context=262144,
+            262144,
             q_lora_rank=None,
-            experts=512,
-            chosen=8,
-            expert_dim=768,
+            experts=(512, 8, 768),
             first_k_dense_replace=2,
             n_group=8,
             topk_group=4,
@@ -718,8 +689,8 @@ _KIMI_FAMILIES = (
         rope_parameters=rope_of_latent,
         adjust=_ling,
         neutral={
-            "qk_head_dim": tuple(range(2 * MAX_HEAD_DIM + 1)),
-            "rope_interleave": (True,),
+            "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
+            "rope_interleave": True,
             # Layers behind the last one, which predict further tokens.
             "num_nextn_predict_layers": (0, 1, 2, 3),
             "num_mtp_layers": (0, 1, 2, 3),

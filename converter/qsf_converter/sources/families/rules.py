@@ -53,31 +53,27 @@ class Where(enum.Enum):
     MTP = enum.auto()  # the MTP head
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
-    def holds(self, kind: LayerKind | None) -> bool:
-        n_experts = 0 if kind is None else kind.n_experts
-        mixer = Mixer.ATTENTION if kind is None else kind.mixer
-        is_windowed = kind is not None and kind.window_tokens != 0
-        is_unlimited = (kind is None or kind.has_attention) and not is_windowed
-        has_keys = kind is None or not kind.kv_source
-        has_values = kind is None or not kind.values_are_keys
+    def holds(self, kind: LayerKind) -> bool:
+        is_windowed, has_keys = kind.window_tokens != 0, not kind.kv_source
+        is_unlimited = kind.has_attention and not is_windowed
         return {
             Where.EVERYWHERE: True,
-            Where.DENSE: n_experts == 0 and (kind is None or kind.ffn != Ffn.NONE),
-            Where.ROUTED: n_experts != 0,
-            Where.ATTENTION: kind is None or kind.has_attention,
-            Where.SHORT_CONV: mixer == Mixer.SHORT_CONV,
-            Where.DELTA: mixer == Mixer.DELTA,
-            Where.SSD: kind is not None and kind.has_ssd,
-            Where.MIXED: mixer != Mixer.NONE,
-            Where.FED: kind is None or kind.ffn != Ffn.NONE or n_experts != 0,
+            Where.DENSE: kind.n_experts == 0 and kind.ffn != Ffn.NONE,
+            Where.ROUTED: kind.n_experts != 0,
+            Where.ATTENTION: kind.has_attention,
+            Where.SHORT_CONV: kind.mixer == Mixer.SHORT_CONV,
+            Where.DELTA: kind.mixer == Mixer.DELTA,
+            Where.SSD: kind.has_ssd,
+            Where.MIXED: kind.mixer != Mixer.NONE,
+            Where.FED: kind.ffn != Ffn.NONE or kind.n_experts != 0,
             Where.WINDOWED: is_windowed,
             Where.UNLIMITED: is_unlimited,
             Where.KEYS: has_keys,
-            Where.MTP: kind is not None and kind.is_mtp != 0,
+            Where.MTP: kind.is_mtp != 0,
             Where.SHARED_KEYS: not has_keys,
             Where.WINDOWED_KEYS: is_windowed and has_keys,
             Where.UNLIMITED_KEYS: is_unlimited and has_keys,
-            Where.OWN_VALUES: is_unlimited and has_keys and has_values,
+            Where.OWN_VALUES: is_unlimited and has_keys and not kind.values_are_keys,
         }[self]
 
 
@@ -217,6 +213,192 @@ def ends(
         TensorRule(Place.FINAL, T.HEAD, f"{head}.weight", head_shape, flag="separate_head")
     )
     return tuple(rules)
+
+
+# ---- of the blocks that several families have ----
+
+Rules = tuple[TensorRule, ...]
+
+AT: Final = "layers.{layer}."
+ATTN: Final = f"{AT}self_attn."
+MLP: Final = f"{AT}mlp."
+SPARSE: Final = f"{AT}block_sparse_moe."
+
+
+def qkv(at: str = ATTN, *, bias: str = "", **options: Any) -> Rules:
+    """Q, K and V as separate matrices, with biases if the flag ``bias`` holds."""
+    options["bias_flag"] = bias
+    return (
+        *linear(T.Q, T.Q_BIAS, f"{at}q_proj", "q", "hidden", **options),
+        *linear(T.K, T.K_BIAS, f"{at}k_proj", "kv", "hidden", **options),
+        *linear(T.V, T.V_BIAS, f"{at}v_proj", "kv", "hidden", **options),
+    )
+
+
+def fused(names: Mapping[Any, Any], source: str, outs: tuple[str, ...], **options: Any) -> Rules:
+    """Consecutive parts of one matrix: matrix -> its bias, or None."""
+    return tuple(
+        rule
+        for part, (matrix, bias) in enumerate(names.items())
+        for rule in linear(
+            matrix, bias, source, outs[part], "hidden", parts=outs, part=part, **options
+        )
+    )
+
+
+def out(at: str = ATTN, *, bias: str = "", **options: Any) -> Rules:
+    options["bias_flag"] = bias
+    return linear(T.ATTN_OUT, T.ATTN_OUT_BIAS, f"{at}o_proj", "hidden", "q", **options)
+
+
+def attention(at: str = ATTN, **options: Any) -> Rules:
+    return (*qkv(at, **options), *out(at, **options))
+
+
+def gated(at: str = MLP, dim: str = "ffn", *, bias: str = "", **options: Any) -> Rules:
+    options["bias_flag"] = bias
+    return (
+        *linear(T.FFN_GATE, T.FFN_GATE_BIAS, f"{at}gate_proj", dim, "hidden", **options),
+        *linear(T.FFN_UP, T.FFN_UP_BIAS, f"{at}up_proj", dim, "hidden", **options),
+        *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{at}down_proj", "hidden", dim, **options),
+    )
+
+
+def gated_fused() -> Rules:
+    names = {T.FFN_GATE: None, T.FFN_UP: None}
+    return (
+        *fused(names, f"{MLP}gate_up_proj", ("ffn", "ffn")),
+        *linear(T.FFN_DOWN, None, f"{MLP}down_proj", "hidden", "ffn"),
+    )
+
+
+def pre_norms(**options: Any) -> Rules:
+    return (
+        *norm(T.ATTN_NORM, f"{AT}input_layernorm", **options),
+        *norm(T.FFN_NORM, f"{AT}post_attention_layernorm", **options),
+    )
+
+
+def qk_norms(q: str = "head", k: str = "head", **options: Any) -> Rules:
+    return (
+        *norm(T.Q_NORM, f"{ATTN}q_norm", q, **options),
+        *norm(T.K_NORM, f"{ATTN}k_norm", k, **options),
+    )
+
+
+ENDS = ends("embed_tokens", "norm")
+ATTENTION = attention(bias="attention_bias")
+LLAMA_RULES = (*pre_norms(), *ATTENTION, *gated(bias="mlp_bias"), *ENDS)
+
+
+def mtp_rules(add: float = 0.0) -> tuple[TensorRule, ...]:
+    """The rules of what the head has beside a layer; ``add``: of the model's norms."""
+    norms = {
+        T.MTP_TOKEN_NORM: f"{AT}enorm",
+        T.MTP_HIDDEN_NORM: f"{AT}hnorm",
+        T.MTP_END_NORM: f"{AT}shared_head.norm",
+    }
+    return (
+        layer(T.MTP_TRUNK_NORM, "norm.weight", "hidden", of_all=True, add=add, where=Where.MTP),
+        *(
+            layer(t, f"{name}.weight", "hidden", add=add, where=Where.MTP)
+            for t, name in norms.items()
+        ),
+        layer(T.MTP_JOIN, f"{AT}eh_proj.weight", "hidden", "joined", where=Where.MTP),
+    )
+
+
+# ---- of experts ----
+
+GATE_AND_UP = ("expert", "expert")
+
+
+def expert(target: T, source: str, *shape: str, **options: Any) -> TensorRule:
+    return TensorRule(Place.EXPERT, target, source, shape, **options)
+
+
+def _three(gate: str, up: str, down: str, **options: Any) -> Rules:
+    return (
+        expert(T.FFN_GATE, gate, "expert", "hidden", **options),
+        expert(T.FFN_UP, up, "expert", "hidden", **options),
+        expert(T.FFN_DOWN, down, "hidden", "expert", **options),
+    )
+
+
+def one_each(
+    at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj"
+) -> Rules:
+    """One tensor for each matrix of each expert."""
+    at = f"{at}experts.{{expert}}."
+    return _three(f"{at}{gate}.weight", f"{at}{up}.weight", f"{at}{down}.weight")
+
+
+def in_one(gate_up: str, down: str) -> Rules:
+    """Gate, then up, of all experts in one tensor; down in another."""
+    options: dict[str, Any] = {"slices": "experts", "parts": GATE_AND_UP}
+    return (
+        expert(T.FFN_GATE, gate_up, "expert", "hidden", part=0, **options),
+        expert(T.FFN_UP, gate_up, "expert", "hidden", part=1, **options),
+        expert(T.FFN_DOWN, down, "hidden", "expert", slices="experts"),
+    )
+
+
+def of_gguf(at: str = MLP) -> Rules:
+    """Each matrix of all experts in one tensor, as in GGUF files."""
+    at = f"{at}experts."
+    names = (f"{at}{name}.weight" for name in ("gate_proj", "up_proj", "down_proj"))
+    return _three(*names, slices="experts")
+
+
+def plain_experts(at: str) -> tuple[Rules, Rules, Rules]:
+    """The layouts of experts without gates: one each, all in one, and GGUF's."""
+    at = f"{at}experts."
+
+    def both(middle: str, ending: str, **options: Any) -> Rules:
+        return (
+            expert(T.FFN_UP, f"{at}{middle}up_proj{ending}", "expert", "hidden", **options),
+            expert(T.FFN_DOWN, f"{at}{middle}down_proj{ending}", "hidden", "expert", **options),
+        )
+
+    return (
+        both("{expert}.", ".weight"),
+        both("", "", slices="experts"),
+        both("", ".weight", slices="experts"),
+    )
+
+
+def router(name: str) -> TensorRule:
+    return layer(T.EXPERT_ROUTER, name, "experts", "hidden", where=Where.ROUTED)
+
+
+def selection_bias(name: str, **options: Any) -> TensorRule:
+    """The bias added to scores for the choice of experts, but not to their weights."""
+    return layer(T.SELECTION_BIAS, name, "experts", where=Where.ROUTED, **options)
+
+
+def _shared_gate(**options: Any) -> TensorRule:
+    """The gate of the dense part beside the experts: the sigmoid of a product."""
+    name = f"{MLP}shared_expert_gate.weight"
+    return layer(T.SHARED_GATE, name, "hidden", where=Where.ROUTED, **options)
+
+
+LAYOUTS = (
+    one_each(MLP),
+    in_one(f"{MLP}experts.gate_up_proj", f"{MLP}experts.down_proj"),
+    of_gguf(),
+)
+ROUTER = router(f"{MLP}gate.weight")
+DENSE = gated(where=Where.DENSE)
+SHARED = gated(f"{MLP}shared_experts.", "shared", where=Where.ROUTED, flag="shared")
+SHARED_EXPERT = gated(f"{MLP}shared_expert.", "shared", where=Where.ROUTED)
+
+
+def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Rules, ...]:
+    """The layouts with the gate of the shared expert (a vector in GGUF files) and more rules."""
+    return (
+        *((_shared_gate(slices="one"), *of_checkpoint, *rules) for rules in LAYOUTS[:2]),
+        (_shared_gate(), *of_gguf, *LAYOUTS[2]),
+    )
 
 
 # docs/format.md, section 4: small vectors come before the matrix that needs them.

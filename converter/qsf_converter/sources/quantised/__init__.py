@@ -16,8 +16,7 @@ from qsf.errors import QsfConversionError, shown
 from qsf_converter.sources.checkpoint import Checkpoint, DerivedCheckpoint, Matrix
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.metadata import read_json_object
-from qsf_converter.sources.quantised import bitnet, bitsandbytes, scaled
-from qsf_converter.sources.quantised.gptq import awq_matrices, gptq_matrices
+from qsf_converter.sources.quantised import packed, scaled
 from qsf_converter.sources.quantised.matrix import FP8, OF_ACTIVATIONS, Stored
 
 _Matrices = Callable[[Stored, Config], Iterator[Matrix]]
@@ -30,10 +29,10 @@ METHODS: Final[Mapping[str, tuple[str, _Matrices]]] = {
     "mxfp4": ("kept", scaled.mxfp4_matrices),
     "compressed-tensors": ("FP8, int8, packed int4 and int8, NVFP4, MXFP4", scaled.matrices),
     "modelopt": ("FP8, NVFP4", scaled.matrices),
-    "gptq": ("2, 3, 4 and 8 bits, versions 1 and 2, desc_act", gptq_matrices),
-    "awq": ("4 bits, gemm and gemv", awq_matrices),
-    "bitsandbytes": ("NF4, FP4, nested too, int8", bitsandbytes.matrices),
-    "bitnet": ("ternary weights, kept", bitnet.matrices),
+    "gptq": ("2, 3, 4 and 8 bits, versions 1 and 2, desc_act", packed.gptq_matrices),
+    "awq": ("4 bits, gemm and gemv", packed.awq_matrices),
+    "bitsandbytes": ("NF4, FP4, nested too, int8", packed.bitsandbytes_matrices),
+    "bitnet": ("ternary weights, kept", packed.bitnet_matrices),
     "torchao": ("int4, int8 and float8 in safetensors", scaled.torchao_matrices),
 }
 _KEYS: Final = ("quantization_config", "compression_config")
@@ -57,7 +56,7 @@ class Method:
     @property
     def is_ternary(self) -> bool:
         """True if the layers' matrices are stored as ternary weights."""
-        return self.is_bitnet and bitnet.is_ternary(self.own)
+        return self.is_bitnet and packed.is_ternary(self.own)
 
 
 def method_of(config: Mapping[str, Any], folder: Path) -> Method | None:

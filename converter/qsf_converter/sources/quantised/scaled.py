@@ -16,26 +16,11 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.errors import QsfConversionError, shown
-from qsf_converter.sources.checkpoint import (
-    MXFP4,
-    MXFP4_BLOCK,
-    MXFP4_COLS,
-    MXFP4_VALUES,
-    Matrix,
-    RawArray,
-    SourceTensor,
-)
+from qsf_converter.sources import checkpoint
+from qsf_converter.sources.checkpoint import MXFP4, MXFP4_COLS, Matrix, RawArray, SourceTensor
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.quantised.matrix import (
-    FLOATS,
-    FP8,
-    INTEGERS,
-    Stored,
-    affine,
-    kept_type,
-    scales_of,
-    unpack,
-)
+from qsf_converter.sources.quantised import matrix
+from qsf_converter.sources.quantised.matrix import FLOATS, FP8, Stored, affine, scales_of, unpack
 
 _PACKED: Final = "_packed"
 _SCALES: Final = (*FLOATS, "F8_E8M0", "F8_E4M3", "U8")  # U8: exponents, as of E8M0
@@ -131,7 +116,7 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
     if words.dtype == "U8":
         return _nvfp4(stored, name, words, scale.name, f"{name}_global_scale")
     stored.need(words.name, ("I32",))
-    sizes = stored.whole(stored.need(f"{name}_shape", INTEGERS).name)
+    sizes = stored.whole(stored.need(f"{name}_shape", matrix.INTEGERS).name)
     n_cols = int(sizes[-1])
     shape = (*words.shape[:-1], n_cols)
     fitting = [b for b in bits if n_cols > 0 and -(-n_cols * b // 32) == words.shape[-1]]
@@ -153,7 +138,7 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
         zero = lambda _start, _stop: middle  # noqa: E731
         if groups is None:
             group = n_cols // math.prod(scale.shape[-1:])
-            kept = kept_type(stored, scale.name, width, n_cols, group)
+            kept = matrix.kept_type(stored, scale.name, width, n_cols, group)
 
     def codes(start: int, stop: int) -> RawArray:
         return unpack(stored.rows(words.name, start, stop), width)[:, :n_cols]
@@ -163,7 +148,7 @@ def _packed(stored: Stored, words: SourceTensor, bits: set[int]) -> Matrix:
 
 def _groups(stored: Stored, name: str, n_cols: int, scale: SourceTensor) -> RawArray | None:
     """Return the group of each column if these are not in order."""
-    groups = stored.whole(stored.need(name, INTEGERS).name)
+    groups = stored.whole(stored.need(name, matrix.INTEGERS).name)
     if len(groups) != n_cols or groups.max(initial=0) >= scale.shape[-1]:
         raise QsfConversionError(
             f"tensor {name} has {len(groups)} numbers up to {groups.max(initial=0)}, expected "
@@ -211,7 +196,8 @@ def _nvfp4(stored: Stored, name: str, codes: SourceTensor, scale: str, total: st
     join = np.divide if total.endswith("_global_scale") else np.multiply
     return affine(
         name, shape, "NVFP4", [codes.name, scale, total],
-        lambda start, stop: MXFP4_VALUES[unpack(stored.rows(codes.name, start, stop), 4)],
+        lambda start, stop: checkpoint.MXFP4_VALUES[
+            unpack(stored.rows(codes.name, start, stop), 4)],
         lambda start, stop: join(blocks(start, stop), factor),
     )  # fmt: skip
 
@@ -244,7 +230,7 @@ def _mxfp4(stored: Stored, name: str, shape: tuple[int, ...], codes: str, scales
     per_row = stored.tensors[codes].n_rows // math.prod(shape[:-1])  # rows of codes
 
     def read(start: int, stop: int) -> RawArray:
-        raw = np.empty((stop - start, n_blocks), MXFP4_BLOCK)
+        raw = np.empty((stop - start, n_blocks), checkpoint.MXFP4_BLOCK)
         raw["codes"] = stored.rows(codes, start * per_row, stop * per_row).reshape(*raw.shape, -1)
         raw["scale"] = stored.rows(scales, start, stop)
         return raw
