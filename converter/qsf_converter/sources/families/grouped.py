@@ -113,6 +113,14 @@ def _gguf_glm4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dic
     return {**only_sigmoid(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
 
 
+def _rope_of_minimax(config: Config, layer_type: str) -> Config:
+    """Its published files say how many dimensions of a head are rotated."""
+    stated, n_dims = parameters_of(config, layer_type), config.get("rotary_dim")
+    if n_dims is None or "partial_rotary_factor" in stated:
+        return stated
+    return Config({**stated, "rotary_dims": n_dims})
+
+
 _GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
@@ -148,7 +156,6 @@ _GROUPED_FAMILIES = (
         ),
         flags={"attention_bias": False, "use_qk_norm": False},
         # Layers after the last one predict further tokens: the first of them is the MTP head.
-        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
         adjust=grouped,
     ),
     Family(
@@ -203,6 +210,7 @@ _GROUPED_FAMILIES = (
             )
         },
         has_partial_rope=True,
+        rope_parameters=_rope_of_minimax,
         rules=(*pre_norms(), *attention(), *qk_norms("q", "kv"), *ENDS),
         layouts=(
             (
@@ -228,9 +236,6 @@ _GROUPED_FAMILIES = (
             "qk_norm_type": ("per_layer",),
             "scoring_func": ("sigmoid",),
             "use_routing_bias": (True,),
-            # Its heads for further tokens are not converted.
-            "num_mtp_modules": (0, 1, 2, 3),
-            "mtp_transformer_layers": (0, 1),
         },
         adjust=partial(
             route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
