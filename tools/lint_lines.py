@@ -63,7 +63,7 @@ CAPS: dict[str, int] = {
     "tests/python/api": 6000,
     "tests/python/bench": 500,
     "tests/python/cli": 3300,
-    "tests/python/converter": 11500,
+    "tests/python/converter": 11620,
     "tests/python/evaluate": 450,
     "tests/python/file": 1350,
     "tests/python/find": 620,
