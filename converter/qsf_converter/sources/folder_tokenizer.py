@@ -20,15 +20,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from qsf.foreign_json import read_json
 from qsf.text.tokenizer import byte_of_char
 from qsf_converter.sources.gguf_tokenizer import SPLITS, LeftOutError, json_of
 from qsf_converter.sources.metadata import read_bytes, read_json_object
 from qsf_converter.text.steps import MARK
+from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
 # tokenizer.ggml. and this key, as a GGUF file would say; but "parts": of tokenizer.json, instead
 Said = dict[str, Any]
 _CONTROL, _USER_DEFINED = 3, 4
 _UNIGRAM, _BPE = 1, 2  # of TrainerSpec.model_type
+_MOST_ADDED = 1 << 16
+_MOST_BYTES = 512  # of a token that is cut at every place; published ones have 128
 # model_type of config.json -> the splitting rule of its list of tiktoken
 _RULES: Final = {
     **dict.fromkeys(("kimi_k2", "kimi_k25", "kimi_linear", "deepseek_v3"), "kimi-k2"),
@@ -81,8 +85,9 @@ def _with_added(found: Said, said: Mapping[str, Any]) -> Said:
     """Return the vocabulary with the tokens that tokenizer_config.json adds."""
     words, kinds = list(found["tokens"]), list(found["token_type"])
     rows = said.get("added_tokens_decoder") or {}
+    most = len(words) + _MOST_ADDED
     for idx, row in sorted((int(idx), row) for idx, row in rows.items()):
-        if not 0 <= idx < len(words) + (1 << 16):
+        if not 0 <= idx < most:
             raise ValueError(f"the added token {idx} is not near the vocabulary")
         while len(words) <= idx:
             words.append(f"<|unused_{len(words)}|>")
@@ -212,7 +217,7 @@ def _ranked(data: bytes, config: Mapping[str, Any]) -> Said:
 
 
 def _tekken(data: bytes) -> Said:
-    said = json.loads(data)
+    said = read_json(data, memory_bytes=TOKENIZER_MEMORY_BYTES)
     n_special = said["config"]["default_num_special_tokens"]
     n_words = said["config"]["default_vocab_size"] - n_special
     ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in said["vocab"][:n_words]}
@@ -234,6 +239,8 @@ def _of_ranks(ranks: Mapping[bytes, int], special: list[str], rule: str) -> Said
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise ValueError(f"{len(ranks)} tokens, whose ranks are not the numbers below")
     words = sorted(ranks, key=lambda word: ranks[word])
+    if max(map(len, words), default=0) > _MOST_BYTES:
+        raise ValueError(f"a token of more than {_MOST_BYTES} bytes")
     merges = []
     for word in words:
         halves = [(word[:i], word[i:]) for i in range(1, len(word))]
@@ -261,7 +268,7 @@ def _byte_level(data: bytes, folder: Path, said: Mapping[str, Any]) -> Said:
     assert _CLASSES[kind] in SPLITS
     lines = (read_bytes(folder / "merges.txt") or b"").decode().split("\n")
     merges = [line for line in lines if line and not line.startswith("#version")]
-    ids = json.loads(data)
+    ids = read_json(data, memory_bytes=TOKENIZER_MEMORY_BYTES)
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{len(ids)} words, whose ids are not the numbers below")
     return _merged(sorted(ids, key=lambda word: ids[word]), [1] * len(ids), merges, _CLASSES[kind])

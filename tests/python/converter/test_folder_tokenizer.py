@@ -21,6 +21,12 @@ from qsf_converter.sources.folder_tokenizer import tokenizer_of_folder
 from qsf_converter.text.tables import open_tokenizer
 
 TEXTS = ("Hello, It's 12345!\n\n  the  end ", "caf\u00e9 x=f(y)\r\n\tz \u4f60", "<|im_end|>a", "")
+LONG_TOKEN = json.dumps(
+    {
+        "config": {"default_num_special_tokens": 8, "default_vocab_size": 9},
+        "vocab": [{"rank": 0, "token_bytes": "YWFh" * 200}],
+    }
+).encode()
 ADDED = {"special": True, "content": "<|im_end|>"}
 
 
@@ -189,7 +195,9 @@ def test_word_pieces(tmp_path: Path) -> None:
         ("tokenizer.model", b"\xff" * 40, "not a model of SentencePiece"),
         ("tokenizer.model", field(1, field(1, "a")) + field(2, field(3, 3)), "type 3"),
         ("tiktoken.model", b"YQ== 0\n", "'gpt2' splits texts is not known"),
+        ("qwen.tiktoken", b"YQ== 0\nYQ== 1\n", "'gpt2' splits"),
         ("tekken.json", b"{}", "tekken.json"),
+        ("tekken.json", LONG_TOKEN, "a token of more than 512 bytes"),
         ("vocab.json", b"{}", "without a class"),
         ("vocab.txt", b"a\nb\n", "BERT's uncased"),
     ],
