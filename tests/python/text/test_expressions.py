@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from make.published_splits import NORMALIZERS, OTHERS, SETTINGS, byte_level, sequence, split
 from make.text_families import families, random_text
+from qsf.errors import QsfFormatError
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.gguf_tokenizer import SPLITS
 from qsf_converter.text.expressions import ExpressionError, parse
@@ -85,6 +86,21 @@ def test_published_normalizers_change_texts_as_the_library_does(name: str, kind:
     rng = random.Random(name)
     for text in (*TEXTS, *(random_text(rng, rng.randrange(1, 16)) for _ in range(15))):
         check_equal(ours, library, text)
+
+
+def test_what_is_replaced_has_no_flags_of_splitting() -> None:
+    data = json.loads(tokenizer_json({"type": "Whitespace"}))
+    replace = {"type": "Replace", "pattern": {"Regex": "b+"}, "content": "c"}
+    data |= {"normalizer": replace, "pre_tokenizer": None}
+    section, _ = text_section(json.dumps(data).encode(), bos_id=None, add_bos=None)
+    assert section is not None
+    n_entries = int.from_bytes(section[92:96], "little")
+    at = len(section) - -(-n_entries * 2 // 8) * 8 - 16  # its row is the only one
+    assert section[at] == 0
+    for flag in (1, 8, 16):
+        bad = section[:at] + bytes([flag]) + section[at + 1 :]
+        with pytest.raises(QsfFormatError, match="section TEXT"):
+            Tokenizer(bad)
 
 
 @functools.cache
