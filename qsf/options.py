@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from qsf.errors import QsfArgumentError, shown
@@ -190,12 +191,15 @@ class Choice(Kind):
 
     def __init__(self, *words: str, has_files: bool = False) -> None:
         self.choices = None if has_files else words
-        self.rule = f"one of {', '.join(words)}" + has_files * ", or the path of a file"
+        self.rule = f"one of {', '.join(words)}" + has_files * (
+            ", or a .qsf file (`qsf convert FOLDER FILE` makes one)"
+        )
         self.metavar = "|".join((*words, "FILE")) if has_files else None
 
     def is_valid(self, value: Any) -> bool:
         if self.choices is None:
-            return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+            is_path = isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+            return is_path and not Path(value).is_dir()
         return isinstance(value, str) and value in self.choices
 
     def parse(self, text: str) -> str:

@@ -23,7 +23,7 @@ typedef struct composer {
     qsf_work *w;
     int block; /* of the result */
     bool is_compatible;
-    bool is_decomposed;      /* NFD: nothing is composed */
+    bool is_decomposed;      /* NFD and NFKD: nothing is composed */
     uint32_t first_unstable; /* lower characters are normalised already unless a mark follows */
     size_t n_out;
     size_t n_run; /* a starter and the marks after it, or marks alone at the beginning */
@@ -31,7 +31,7 @@ typedef struct composer {
 
 static qsf_status put_bytes(composer *c, const unsigned char *p, size_t n_bytes)
 {
-    QSF_TRY(qsf_work_reserve(c->w, c->block, c->n_out + n_bytes));
+    QSF_TRY(qsf_work_reserve(c->w, c->block, c->n_out + n_bytes + 1)); /* never NULL */
     memcpy((unsigned char *)c->w->blocks[c->block] + c->n_out, p, n_bytes);
     c->n_out += n_bytes;
     return QSF_OK;
@@ -273,6 +273,30 @@ static qsf_status replace(composer *c, const qsf_step *step, qsf_bytes in, qsf_b
     return QSF_OK;
 }
 
+static qsf_status replace_matches(composer *c, const qsf_vocabulary *v, uint32_t step_idx,
+                                  qsf_bytes in, qsf_bytes *out)
+{
+    *out = in;
+    qsf_scan scan;
+    qsf_bytes match;
+    const unsigned char *at = in.p;
+    QSF_TRY(qsf_scan_begin(&scan, v, step_idx, c->w, QSF_WORK_STEPS + (int)step_idx, in));
+    for (;;) {
+        QSF_TRY(qsf_scan_next(&scan, &match));
+        if (match.p == NULL)
+            break;
+        QSF_TRY(put_bytes(c, at, (size_t)(match.p - at)));
+        QSF_TRY(put_bytes(c, v->steps[step_idx].b.p, v->steps[step_idx].b.n));
+        at = match.p + match.n;
+        *out = (qsf_bytes){NULL, 0};
+    }
+    if (out->p == in.p) /* no match */
+        return QSF_OK;
+    QSF_TRY(put_bytes(c, at, in.n - (size_t)(at - in.p)));
+    *out = (qsf_bytes){c->w->blocks[c->block], c->n_out};
+    return QSF_OK;
+}
+
 /* The longest key at each place becomes its text; the rest of a character that the key ends in goes
  * too. */
 static qsf_status map(composer *c, const qsf_vocabulary *v, qsf_bytes in, qsf_bytes *out)
@@ -306,8 +330,9 @@ qsf_status qsf_normalize(const qsf_vocabulary *v, qsf_work *w, qsf_bytes in, qsf
     for (uint32_t i = 0; i < v->n_steps && v->steps[i].kind < QSF_STEP_SPLIT; i++) {
         const qsf_step *const step = &v->steps[i];
         const qsf_bytes before = *out;
-        composer c = {.w = w, .block = block, .is_compatible = step->kind == QSF_STEP_NFKC};
-        c.is_decomposed = step->kind == QSF_STEP_NFD;
+        composer c = {.w = w, .block = block};
+        c.is_compatible = step->kind == QSF_STEP_NFKC || step->kind == QSF_STEP_NFKD;
+        c.is_decomposed = step->kind == QSF_STEP_NFD || step->kind == QSF_STEP_NFKD;
         c.first_unstable = c.is_compatible ? 0xA0 : c.is_decomposed ? 0xC0 : 0x300;
         if (step->kind == QSF_STEP_PREPEND)
             QSF_TRY(prepend(&c, step, before, out));
@@ -315,49 +340,12 @@ qsf_status qsf_normalize(const qsf_vocabulary *v, qsf_work *w, qsf_bytes in, qsf
             QSF_TRY(replace(&c, step, before, out));
         else if (step->kind == QSF_STEP_MAP)
             QSF_TRY(map(&c, v, before, out));
+        else if (step->kind == QSF_STEP_REPLACE_MATCHES)
+            QSF_TRY(replace_matches(&c, v, i, before, out));
         else
             QSF_TRY(normalize_composed(&c, before, out));
         if (out->p != before.p)
             block = block == QSF_WORK_NORMAL_A ? QSF_WORK_NORMAL_B : QSF_WORK_NORMAL_A;
     }
-    return QSF_OK;
-}
-
-/* ---- the memory of encoding ---- */
-
-#define LEAST_BYTES 4096
-
-void qsf_work_init(qsf_work *w)
-{
-    memset(w, 0, sizeof *w);
-    qsf_ledger_init(&w->ledger, QSF_TEXT_WORK_BYTES);
-}
-
-void qsf_work_destroy(qsf_work *w)
-{
-    for (int i = 0; i < QSF_WORK_COUNT; i++)
-        qsf_ledger_release(&w->ledger, QSF_USE_TEXT, w->blocks[i], w->block_bytes[i]);
-}
-
-qsf_status qsf_work_reserve(qsf_work *w, int idx, size_t n_bytes)
-{
-    if (n_bytes <= w->block_bytes[idx])
-        return QSF_OK;
-    size_t n_new = w->block_bytes[idx] + w->block_bytes[idx] / 2;
-    if (n_new < LEAST_BYTES)
-        n_new = LEAST_BYTES;
-    if (n_new < n_bytes)
-        n_new = n_bytes;
-    void *const block = qsf_ledger_acquire(&w->ledger, QSF_USE_TEXT, n_new);
-    QSF_FAIL_IF(block == NULL, NOMEM,
-                "the text needs more than the %llu MB that encoding may take (%zu bytes more, %llu "
-                "taken): encode it in parts",
-                (unsigned long long)(QSF_TEXT_WORK_BYTES >> 20), n_new,
-                (unsigned long long)w->ledger.held_bytes);
-    if (w->blocks[idx] != NULL)
-        memcpy(block, w->blocks[idx], w->block_bytes[idx]);
-    qsf_ledger_release(&w->ledger, QSF_USE_TEXT, w->blocks[idx], w->block_bytes[idx]);
-    w->blocks[idx] = block;
-    w->block_bytes[idx] = n_new;
     return QSF_OK;
 }

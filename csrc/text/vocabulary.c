@@ -128,12 +128,17 @@ static qsf_status check_added(qsf_vocabulary *v, uint32_t n_pool_bytes)
     return QSF_OK;
 }
 
+static bool has_expression(uint32_t kind)
+{
+    return kind == QSF_STEP_EXPRESSION || kind == QSF_STEP_REPLACE_MATCHES;
+}
+
 /* Version 1 had other steps from that of expressions on. */
 static bool is_known_step(uint32_t kind, uint32_t version)
 {
-    return (kind >= QSF_STEP_NFC && kind <= QSF_STEP_MAP) ||
-           (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT &&
-            (kind != QSF_STEP_EXPRESSION || version != 1));
+    return ((kind >= QSF_STEP_NFC && kind <= QSF_STEP_REPLACE_MATCHES) ||
+            (kind >= QSF_STEP_SPLIT && kind < QSF_STEP_COUNT)) &&
+           (!has_expression(kind) || version != 1);
 }
 
 static qsf_status check_steps(qsf_vocabulary *v, const unsigned char *steps, uint32_t n_pool_bytes,
@@ -171,7 +176,7 @@ static uint64_t count_splits(const unsigned char *steps, uint32_t n_steps, const
 {
     uint64_t n = 0;
     for (uint32_t i = 0; i < n_steps && !c->failed; i++)
-        n += qsf_load_u32(steps + (size_t)i * 20) == QSF_STEP_EXPRESSION;
+        n += has_expression(qsf_load_u32(steps + (size_t)i * 20));
     return n;
 }
 
@@ -216,7 +221,7 @@ static qsf_status check_splits(qsf_vocabulary *v, const unsigned char *rows,
     uint64_t at = 0;
     bool is_on_bytes = false;
     for (uint32_t i = 0; i < v->n_steps; i++) {
-        const bool is_split = v->steps[i].kind == QSF_STEP_EXPRESSION;
+        const bool is_split = has_expression(v->steps[i].kind);
         qsf_split *const s = &v->splits[i];
         uint32_t n_aheads = 0;
         if (is_split) {
@@ -243,7 +248,9 @@ static qsf_status check_splits(qsf_vocabulary *v, const unsigned char *rows,
         s->forward = entries + at * 2;
         s->backward = s->forward + n_forward * 2;
         at += n_forward + n_backward;
+        const bool replaces = v->steps[i].kind == QSF_STEP_REPLACE_MATCHES;
         QSF_FAIL_IF(!are_sizes || s->flags > QSF_SPLIT_ALL_FLAGS ||
+                        (replaces && (s->flags & ~(uint32_t)QSF_SPLIT_LOOKS_BEHIND) != 0) ||
                         (s->flags & QSF_SPLIT_BEHAVIORS) > QSF_SPLIT_CONTIGUOUS ||
                         at > v->n_entries || !are_states(s, v->n_classes, n_aheads),
                     FORMAT,

@@ -71,6 +71,8 @@ typedef enum qsf_step_kind {
     QSF_STEP_REPLACE = 4, /* b for every a */
     QSF_STEP_NFD = 5,
     QSF_STEP_MAP = 6, /* texts of the second tree, the longest first, by others */
+    QSF_STEP_NFKD = 7,
+    QSF_STEP_REPLACE_MATCHES = 8, /* a qsf_split: b for every match of a regular expression */
     QSF_STEP_SPLIT = 16,
     QSF_STEP_PREFIX_SPACE = 16, /* a space before a text that does not begin with one */
     QSF_STEP_MARK_SPACES = 17,  /* U+2581 for every space */
@@ -169,7 +171,7 @@ typedef struct qsf_vocabulary {
     const unsigned char *class_blocks; /* u8 [n_class_blocks, QSF_TEXT_CLASS_BLOCK] */
     const unsigned char *byte_classes; /* u8 [256] */
     qsf_step steps[QSF_TEXT_MAX_STEPS];
-    qsf_split splits[QSF_TEXT_MAX_STEPS]; /* of steps QSF_STEP_EXPRESSION */
+    qsf_split splits[QSF_TEXT_MAX_STEPS]; /* of steps that have an expression */
     uint32_t first_added[2][257];         /* raw and normalised: by first byte, into `added` */
 } qsf_vocabulary;
 

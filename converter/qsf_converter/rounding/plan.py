@@ -324,17 +324,12 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
     by_name, left_out = _named(family, checkpoint)
     warnings = [*facts.warnings, *left_out]
     flags = set(facts.flags) | ({"dense"} if DENSE in by_name else set())
-    head = next((rule.source for rule in family.rules if rule.target == TensorType.HEAD), "")
-    if not facts.arch.tied_head and not facts.arch.is_encoder:
-        embedding = next(r.source for r in family.rules if r.target == TensorType.EMBEDDING)
-        if head not in by_name:
-            warnings.append(f"no {head}: the embeddings are used as the head")
-        elif _is_repeated(checkpoint, by_name[head], by_name.get(embedding)):
-            warnings.append(f"{head} has the bytes of the embeddings, and is stored once with them")
-        else:
-            flags.add("separate_head")
-        if "separate_head" not in flags:
-            facts = dataclasses.replace(facts, arch=dataclasses.replace(facts.arch, tied_head=True))
+    if not facts.arch.is_encoder:
+        is_separate, said = _separate_head(family, facts, checkpoint, by_name)
+        warnings += said
+        flags |= {"separate_head"} if is_separate else set()
+        arch = dataclasses.replace(facts.arch, tied_head=not is_separate)
+        facts = dataclasses.replace(facts, arch=arch)
     n_layers = facts.header.n_layers
     by_name = _numbered(by_name, n_layers)
     facts, used = _with_mtp(family, facts, checkpoint, by_name)
@@ -350,7 +345,8 @@ def make_plan(family: Family, facts: Facts, checkpoint: Checkpoint, policy: Poli
         used.update(names)
         sources = [by_name[name] for name in names]
         targets.append(_target(rule, sources, unit, facts, policy))
-    unused = set(by_name) - used - ({head} if facts.arch.tied_head else set())
+    same = {_source(family, TensorType.HEAD)} if facts.arch.tied_head else set()
+    unused = set(by_name) - used - same
     warnings += _unused_warnings(family, unused, n_layers)
     return Plan(facts, family, tuple(targets), tuple(warnings))
 
@@ -539,6 +535,27 @@ def _share(rule: TensorRule, dims: Mapping[str, int], layer_idx: int) -> Share:
     )
 
 
+def _source(family: Family, target: TensorType) -> str:
+    return next((rule.source for rule in family.rules if rule.target == target), "")
+
+
+def _separate_head(
+    family: Family, facts: Facts, checkpoint: Checkpoint, by_name: Mapping[str, SourceTensor]
+) -> tuple[bool, list[str]]:
+    """Return whether the head is a matrix of its own, and what is to be said of it.
+
+    As in transformers a head that is not the embedding counts, whatever the configuration says.
+    """
+    head, is_tied = _source(family, TensorType.HEAD), facts.arch.tied_head
+    if head not in by_name:
+        return False, [] if is_tied else [f"no {head}: the embeddings are used as the head"]
+    if _is_repeated(checkpoint, by_name[head], by_name.get(_source(family, TensorType.EMBEDDING))):
+        said = f"{head} has the bytes of the embeddings, and is stored once with them"
+        return False, [] if is_tied else [said]
+    said = f"{head} is not the embeddings, although tie_word_embeddings says so: it is used"
+    return True, [said] if is_tied else []
+
+
 def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[str]:
     """Name the tensors that no rule uses, except those known to hold no weights."""
     unused = {name for name in unused if not name.endswith(family.ignored_suffixes)}
@@ -559,7 +576,8 @@ def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[st
 def _predicts_ahead(name: str, n_layers: int) -> bool:
     """True for a tensor of a layer after the last one, which predicts further tokens."""
     number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
-    return name.startswith("mtp.") or (number is not None and int(number[1]) >= n_layers)
+    is_named = re.match(r"(?:model\.)?mtp[._]", name) is not None
+    return is_named or (number is not None and int(number[1]) >= n_layers)
 
 
 # ---- the MTP head (multi-token prediction): one more layer, behind the last one ----

@@ -33,6 +33,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
+# Published files have MPTForCausalLM and LLaMAForCausalLM, too.
+_ANY_CASE: Final = {name.lower(): name for name in (*FAMILIES, *_NESTED)}
 
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.
@@ -74,7 +76,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
             f"config.json: architectures = {shown(names)} is not a list of names"
         )
     if names:
-        name = names[0]
+        name = _ANY_CASE.get(names[0].lower(), names[0])
         if name in FAMILIES:
             return FAMILIES[name]
         if name in _NESTED:
@@ -120,15 +122,42 @@ def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
     """Return the contents of a config.json; raises QsfConversionError if the engine lacks some."""
     config = family.config_of(values)
     facts = read_family(family, config)
-    _check_unread(family, config)
+    version = str(values.get("transformers_version") or "")
+    passed_over = _check_unread(family, config, is_known=_version_of(version) <= _CLASSES_OF)
+    if passed_over:
+        said = (
+            f"config.json: {', '.join(passed_over)}: transformers passes over keys that"
+            f" {family.name} does not have, and so does this conversion",
+        )
+        facts = dataclasses.replace(facts, warnings=(*facts.warnings, *said))
     if "KIND" not in facts.tables():  # which checks the header, too
         facts = dataclasses.replace(facts, layer_kinds=())  # header and ARCH describe all layers
     return facts
 
 
-def _check_unread(family: Family, config: Config) -> None:
-    """Refuse keys that no table reads, unless they are empty or change no logits."""
+# The tables read all keys that classes of this version have, but for these.
+_CLASSES_OF: Final = (5, 24)
+_OF_CLASSES: Final = frozenset(
+    ("is_encoder_decoder", "add_cross_attention", "clip_qkv", "qk_layernorm", "moe_latent_size",
+     "sliding_window", "rotary_dim", "tie_embedding", "mamba_n_groups", "mamba_d_conv",
+     "mamba_expand", "quantization", "quantization_config")
+)  # fmt: skip
+_NOT_IN_TRANSFORMERS: Final = ("InternLM3ForCausalLM",)
+
+
+def _version_of(text: str) -> tuple[int, ...]:
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", text)
+    return tuple(map(int, found.groups())) if found else (_CLASSES_OF[0] + 1,)
+
+
+def _check_unread(family: Family, config: Config, *, is_known: bool) -> list[str]:
+    """Refuse keys that no table reads, unless they are empty or change no logits.
+
+    Returns those that transformers passes over, of a file that a known version has written.
+    """
     neutral = {**_NEUTRAL_VALUES, **family.neutral}
+    strict = {*neutral, *_OF_CLASSES}
+    passed_over = []
     for name, value in config.unread():
         if re.fullmatch(family.ignored_keys, name):
             continue
@@ -138,7 +167,10 @@ def _check_unread(family: Family, config: Config) -> None:
             continue
         if name not in neutral and (not value or _HARMLESS.fullmatch(name)):
             continue
-        raise config.error(name, f"= {shown(value)} is not supported for {family.name}")
+        if name in strict or not is_known or family.name in _NOT_IN_TRANSFORMERS:
+            raise config.error(name, f"= {shown(value)} is not supported for {family.name}")
+        passed_over.append(name)
+    return passed_over
 
 
 # Values of keys of some families that change nothing; other values are refused.
@@ -159,7 +191,7 @@ _HARMLESS: Final = re.compile(
     r"|output_.*|return_.*|torchscript|use_bfloat16|chunk_size_feed_forward|cross_attention.*"
     r"|is_decoder|pruned_heads|tf_legacy_loss|tie_encoder_decoder|bad_words_ids|add_bos_token"
     r"|add_eos_token|rope_theta|rotary|ep_size|router_.*|cache_implementation|license|version"
-    r"|use_mtp|mtp_use_dedicated_embeddings|seq_aux|moe_(drop_tokens|random_routing_dropped_token)"
+    r"|use_mtp|mtp_.*|num_mtp_.*|num_nextn_predict_layers|seq_aux|moe_(drop_tokens|random_routing_dropped_token)"
     r"|.*_use_xavier_init|attention_softmax_in_fp32|bias_dropout_fusion|masked_softmax_fusion"
     r"|skip_bias_add(_qkv)?|slow_but_exact"
     r"|sentence_transformers|sbert_.*|fused_.*|.*fused|attention_implementation|mm_.*|vision_.*|unk_token|model_max_length"

@@ -174,14 +174,14 @@ _NO_RULE: Final = (
 )
 
 
-class _LeftOutError(Exception):
+class LeftOutError(Exception):
     """Raised if no tokenizer can be made; the text is the reason."""
 
 
 def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
     """Return tokenizer.json, or None; and what is to be said of it, or the reason."""
     try:
-        data = json.dumps(_tokenizer(metadata), ensure_ascii=False).encode("utf-8", "replace")
+        data = json.dumps(json_of(metadata), ensure_ascii=False).encode("utf-8", "replace")
         # As the source will open it, so that a vocabulary is compiled once.
         bos_id = metadata.get("tokenizer.ggml.bos_token_id")
         add_bos = metadata.get("tokenizer.ggml.add_bos_token")
@@ -190,7 +190,7 @@ def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
             bos_id=bos_id if isinstance(bos_id, int) else None,
             add_bos=add_bos if isinstance(add_bos, bool) else None,
         )
-    except _LeftOutError as error:
+    except LeftOutError as error:
         return None, f"the tokenizer is left out: {error}"
     except QsfError as error:
         return None, f"the tokenizer is left out: {str(error)[:300]}"
@@ -228,11 +228,12 @@ def chat_of(metadata: Metadata, token_ids: Mapping[str, Any]) -> bytes:
     return json.dumps(chat, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _tokenizer(metadata: Metadata) -> dict[str, Any]:
+def json_of(metadata: Metadata) -> dict[str, Any]:
+    """Return tokenizer.json; raises LeftOutError."""
     model = metadata.get("tokenizer.ggml.model")
     words = metadata.get("tokenizer.ggml.tokens")
     if model is None or not isinstance(words, list) or not words:
-        raise _LeftOutError("the file has no vocabulary")
+        raise LeftOutError("the file has no vocabulary")
     words = _distinct(words)
     ids = {word: idx for idx, word in enumerate(words)}
     kinds = _numbers(metadata, "token_type", len(words), default=1)
@@ -245,7 +246,7 @@ def _tokenizer(metadata: Metadata) -> dict[str, Any]:
     elif model == "bert":
         parts = _wordpiece(metadata, words, kinds)
     else:
-        raise _LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
+        raise LeftOutError(f"tokenizer.ggml.model {str(model)[:40]!r} is not supported")
     return {
         "version": "1.0",
         **dict.fromkeys(("truncation", "padding")),
@@ -279,7 +280,7 @@ def _distinct(words: list[str]) -> list[str]:
         for idx, word in enumerate(words)
     ]
     if len(set(names)) != len(names):
-        raise _LeftOutError("words of its vocabulary have the names of empty or double ones")
+        raise LeftOutError("words of its vocabulary have the names of empty or double ones")
     return names
 
 
@@ -289,7 +290,7 @@ def _with_rule(
     """Return BPE: the file holds the merges and the name of the splitting rule."""
     rule = str(metadata.get("tokenizer.ggml.pre", "default"))
     if rule not in SPLITS:
-        raise _LeftOutError(
+        raise LeftOutError(
             f"tokenizer.ggml.pre {rule[:40]!r} is none of the {len(SPLITS)} rules"
             " that llama.cpp knows"
         )
@@ -334,10 +335,10 @@ def _bpe(ids: Mapping[str, int], pairs: list[list[str]], **more: Any) -> dict[st
 def _pairs(metadata: Metadata) -> list[list[str]]:
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):
-        raise _LeftOutError("the file has no merges")
+        raise LeftOutError("the file has no merges")
     pairs = [merge.split(" ") for merge in merges]
     if any(len(pair) != 2 for pair in pairs):
-        raise _LeftOutError("one of its merges is not of two words")
+        raise LeftOutError("one of its merges is not of two words")
     return pairs
 
 
@@ -347,7 +348,7 @@ def _sentence_piece(
     """Return SentencePiece's BPE: two pieces merge if they make a word, the best score first."""
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
     if not isinstance(unknown, int) or not 0 <= unknown < len(words):
-        raise _LeftOutError(
+        raise LeftOutError(
             f"tokenizer.ggml.unknown_token_id {str(unknown)[:40]} is not in the vocabulary"
         )
     is_scored = metadata["tokenizer.ggml.model"] == "llama"
@@ -377,7 +378,7 @@ def _unigram(metadata: Metadata, words: list[str]) -> dict[str, Any]:
     scores = _numbers(metadata, "scores", len(words))
     charsmap = np.asarray(metadata.get("tokenizer.ggml.precompiled_charsmap", ()))
     if charsmap.size and (charsmap.ndim != 1 or charsmap.dtype.kind not in "iu"):
-        raise _LeftOutError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
+        raise LeftOutError("tokenizer.ggml.precompiled_charsmap is no list of bytes")
     data = charsmap.astype(np.uint8).tobytes()
     normalizer = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(data).decode()}
     metaspace = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always"}
@@ -405,7 +406,7 @@ def _wordpiece(metadata: Metadata, words: list[str], kinds: list[float]) -> dict
     }
     unknown = metadata.get("tokenizer.ggml.unknown_token_id", 100)
     if not isinstance(unknown, int) or not 0 <= unknown < len(words):
-        raise _LeftOutError(f"the unknown token {str(unknown)[:40]} is not in the vocabulary")
+        raise LeftOutError(f"the unknown token {str(unknown)[:40]} is not in the vocabulary")
     return {
         "normalizer": {
             "type": "BertNormalizer",
@@ -440,7 +441,7 @@ def _scored(
         if kinds[idx] in (_UNKNOWN, _CONTROL, _BYTE):
             continue
         if len(word) > _MAX_WORD_CHARS:
-            raise _LeftOutError(f"word {idx} has {len(word)} characters")
+            raise LeftOutError(f"word {idx} has {len(word)} characters")
         for at in range(1, len(word)):
             left, right = ids.get(word[:at]), ids.get(word[at:])
             if left is not None and right is not None:
@@ -477,8 +478,8 @@ def _numbers(
     if values is None and default is not None:
         return [default] * n_words
     if not isinstance(values, np.ndarray) or len(values) != n_words:
-        raise _LeftOutError(f"tokenizer.ggml.{name} has no number for each of {n_words} words")
+        raise LeftOutError(f"tokenizer.ggml.{name} has no number for each of {n_words} words")
     numbers: list[float] = values.tolist()
     if not all(map(math.isfinite, numbers)):
-        raise _LeftOutError(f"tokenizer.ggml.{name} has values that are no numbers")
+        raise LeftOutError(f"tokenizer.ggml.{name} has values that are no numbers")
     return numbers

@@ -21,6 +21,7 @@ from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.embedding import is_classifier, with_classifier, with_dense_of_folder
 from qsf_converter.sources.families.family import Facts, Family
+from qsf_converter.sources.folder_tokenizer import tokenizer_of_folder
 from qsf_converter.sources.gguf_config import FILE_TYPES
 from qsf_converter.sources.gguf_file import MAGIC
 from qsf_converter.sources.gguf_tokenizer import chat_of, tokenizer_of
@@ -121,7 +122,8 @@ def _open_directory(path: Path) -> Iterator[Source]:
     facts = read_facts(family, values)
     tokenizer = metadata.tokenizer_bytes(path)
     if tokenizer is None:
-        left_out += (_no_tokenizer(path),)
+        tokenizer, said = tokenizer_of_folder(path, config)
+        left_out += (said,)
     with _open_weights(path) as stored:
         checkpoint = quantised.dequantised(stored, method)
         origin = metadata.origin_of(path)
@@ -188,15 +190,6 @@ def _scalars(family: Family, stored: Checkpoint) -> dict[str, list[float]]:
         while (here := name.format(layer=len(found[key]))) in stored.tensors:
             found[key].append(float(to_float32(stored.read_rows(here, 0, 1)).ravel()[0]))
     return found
-
-
-def _no_tokenizer(path: Path) -> str:
-    if not (path / "tokenizer.model").exists():
-        return "there is no tokenizer.json"
-    return (
-        "there is no tokenizer.json, only tokenizer.model: with the package transformers "
-        "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) makes it"
-    )
 
 
 def _gguf_hint(path: Path) -> str:

@@ -99,6 +99,33 @@ def compile_tree(tree: expressions.Node, classes: NDArray[np.uint8]) -> Automato
     return _Compiler(classes).compile(tree)
 
 
+def replaced(tree: Node, content: str, text: str) -> str:
+    """Return a short text with the matches of ``tree`` replaced, as the engine finds them."""
+    classes = classes_of(sets_of(tree))
+    automaton = compile_tree(tree, classes)
+    edge = int(classes[EDGE])
+    if automaton.n_aheads:
+        raise ExpressionError("a look-ahead over several characters of a normalizer")
+    chars = [int(classes[ord(char)]) for char in text]
+    parts, done, at = [], 0, 0
+    last_end = -1
+    while at <= len(text):
+        is_behind = automaton.looks_behind and at > 0
+        state, end = int(automaton.forward[0, chars[at - 1] if is_behind else edge]), -1
+        for place, char in enumerate([*chars[at:], edge], at):
+            entry = int(automaton.forward[state, char])
+            end = place if entry & MATCH else end
+            state = entry & ~MATCH
+            if not state:
+                break
+        if end < 0 or end == at == last_end:
+            at += 1
+            continue
+        parts += [text[done:at], content]
+        done = at = last_end = end
+    return "".join([*parts, text[done:]])
+
+
 class _Numbers(Generic[_State]):
     def __init__(self, n_columns: int, *, first: int) -> None:
         self.states: list[_State] = []

@@ -1,8 +1,8 @@
 """The steps of a tokenizer.json as the engine's numbers.
 
 Steps that the engine lacks are refused by name, so that a file always gives the same tokens as its
-original tokenizer. Of BERT's and SentencePiece's steps there are tables of what characters become:
-a key is a text, or the first bytes of characters that all become the same.
+original tokenizer. Steps that change single characters, and SentencePiece's, are tables of what
+characters become: a key is a text, or the first bytes of characters that all become the same.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -12,15 +12,24 @@ import base64
 import json
 import sys
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from qsf_converter.text import expressions
+from qsf_converter.text.automata import replaced
 from qsf_converter.text.characters import listed, named, others
-from qsf_converter.text.expressions import Choice, Node, One, Repeat, literal, parse
+from qsf_converter.text.expressions import (
+    Choice,
+    ExpressionError,
+    Node,
+    One,
+    Repeat,
+    is_empty,
+    literal,
+    parse,
+)
 
 # The first bytes of all characters for private use; some are of no characters, which stay.
 _PRIVATE = (
@@ -57,6 +66,46 @@ def bert_map(*, is_clean: bool, is_bare: bool, is_lower: bool) -> dict[bytes, st
         if text != char and kind != "Co":
             table[char.encode()] = text
     return table
+
+
+# What Nmt removes, and what it makes spaces.
+_NMT_GONE = (*range(1, 9), 0xB, *range(0xE, 0x20), 0x7F, 0x8F, 0x9F)
+_NMT_SPACES = (9, 0xA, 0xC, 0xD, 0x1680, *range(0x200B, 0x2010), 0x2028, 0x2029, 0x2581, 0xFEFF,
+               0xFFFD)  # fmt: skip
+
+
+def _char_map(kind: str) -> dict[bytes, str]:
+    """Return the table of a normalizer Lowercase, StripAccents or Nmt."""
+    if kind == "Nmt":
+        points = {**dict.fromkeys(_NMT_GONE, ""), **dict.fromkeys(_NMT_SPACES, " ")}
+        return {chr(point).encode(): text for point, text in points.items()}
+    chars = map(chr, (*range(0xD800), *range(0xE000, sys.maxunicode + 1)))
+    if kind == "Lowercase":
+        return {char.encode(): char.lower() for char in chars if char.lower() != char}
+    return {char.encode(): "" for char in chars if unicodedata.category(char)[0] == "M"}
+
+
+def _mapped(table: Mapping[bytes, str], text: str) -> str:
+    """Return a text with the longest key at each place replaced."""
+    data, at, parts = text.encode(), 0, []
+    longest = max(map(len, table), default=0)
+    while at < len(data):
+        sizes = range(min(longest, len(data) - at), 0, -1)
+        size = next((size for size in sizes if data[at : at + size] in table), 0)
+        end = at + (size or 1)
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end += 1
+        parts.append(table[data[at : at + size]] if size else data[at:end].decode())
+        at = end
+    return "".join(parts)
+
+
+def _one_after_another(first: Step, second: Step) -> Step:
+    """Return the table of two."""
+    if any(len(key.decode("utf-8", "ignore")) > 1 for key in second.table):
+        raise refuse("a table of texts behind one of characters")
+    both = {key: _mapped(second.table, text) for key, text in first.table.items()}
+    return Step(MAP, table={**second.table, **both})
 
 
 def precompiled_map(charsmap: str) -> dict[bytes, str]:
@@ -97,9 +146,12 @@ def _children(unit: int) -> int:
 MARK: Final = "\u2581"  # SentencePiece's space
 
 # Kinds of steps: csrc/text/vocabulary.h has the same.
-NFC, NFKC, PREPEND, REPLACE, NFD, MAP = range(1, 7)
+NFC, NFKC, PREPEND, REPLACE, NFD, MAP, NFKD, REPLACE_MATCHES = range(1, 9)
 PREFIX_SPACE, MARK_SPACES, MARK_ALL, MARK_FIRST, SPLIT_MARKS, CUT_MARKS = range(16, 22)
 EXPRESSION: Final = 22
+_FORMS: Final[Mapping[int, Literal["NFC", "NFKC", "NFD", "NFKD"]]] = {
+    NFC: "NFC", NFKC: "NFKC", NFD: "NFD", NFKD: "NFKD"
+}  # fmt: skip
 
 BEHAVIORS: Final = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Contiguous")
 INVERTED, ON_BYTES, LOOKS_BEHIND = 8, 16, 32  # flags of a step EXPRESSION, beside its behavior
@@ -124,7 +176,7 @@ class NotCoveredError(Exception):
 
 
 class Step(NamedTuple):
-    """One step, with up to two strings, or what texts become, or a tree whose matches split."""
+    """One step, with up to two strings, what texts become, or a tree whose matches it is about."""
 
     kind: int
     a: str = ""
@@ -152,46 +204,70 @@ def flatten(part: Mapping[str, Any] | None, name: str) -> Iterable[Mapping[str, 
 
 
 def normalizing_steps(normalizer: Mapping[str, Any] | None) -> list[Step]:
-    steps = []
-    for part in flatten(normalizer, "normalizer"):
-        kind = part.get("type")
-        pattern = part.get("pattern") or {}
-        if kind in ("NFC", "NFKC"):
-            steps.append(Step(NFC if kind == "NFC" else NFKC))
-        elif kind == "BertNormalizer":
-            is_lower = bool(part.get("lowercase"))
-            accents = part.get("strip_accents")
-            is_bare = is_lower if accents is None else bool(accents)
-            steps += [Step(NFD)] if is_bare else []
-            table = bert_map(
-                is_clean=bool(part.get("clean_text")), is_bare=is_bare, is_lower=is_lower
-            )
-            steps.append(Step(MAP, table=table))
-        elif kind == "Precompiled":
-            steps.append(Step(MAP, table=precompiled_map(part["precompiled_charsmap"])))
-        elif kind == "Prepend" and part["prepend"]:
-            steps.append(Step(PREPEND, part["prepend"]))
-        elif kind == "Replace" and pattern.get("String"):
-            steps.append(Step(REPLACE, pattern["String"], part["content"]))
-        else:
-            raise refuse("the normalizer", dict(part))
+    steps: list[Step] = []
+    parts = list(flatten(normalizer, "normalizer"))
+    for part in parts[:-1] if _is_on_bytes(parts) else parts:
+        for step in _normalizing(part):
+            if step.kind == MAP and steps and steps[-1].kind == MAP:
+                steps[-1] = _one_after_another(steps[-1], step)
+            else:
+                steps.append(step)
     if sum(step.kind == MAP for step in steps) > 1:
         raise refuse("two normalizers with tables of characters")
     return steps
 
 
+def _is_on_bytes(normalizers: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether normalising ends with ByteLevel, which splitting begins with then."""
+    return bool(normalizers) and normalizers[-1].get("type") == "ByteLevel"
+
+
+def _normalizing(part: Mapping[str, Any]) -> list[Step]:
+    kind = part.get("type")
+    if kind in _FORMS.values():
+        return [Step(form) for form, name in _FORMS.items() if name == kind]
+    if kind == "BertNormalizer":
+        is_lower = bool(part.get("lowercase"))
+        accents = part.get("strip_accents")
+        is_bare = is_lower if accents is None else bool(accents)
+        table = bert_map(is_clean=bool(part.get("clean_text")), is_bare=is_bare, is_lower=is_lower)
+        return [*([Step(NFD)] if is_bare else []), Step(MAP, table=table)]
+    if kind == "Precompiled":
+        return [Step(MAP, table=precompiled_map(part["precompiled_charsmap"]))]
+    if kind in ("Lowercase", "StripAccents", "Nmt"):
+        return [Step(MAP, table=_char_map(kind))]
+    if kind == "Prepend":
+        return [Step(PREPEND, part["prepend"])] if part["prepend"] else []
+    if kind == "Strip":
+        ends = ((r"\A\s+", part.get("strip_left")), (r"\s+\z", part.get("strip_right")))
+        wanted = [expression for expression, is_wanted in ends if is_wanted]
+        return [Step(REPLACE_MATCHES, tree=parse("|".join(wanted)))] if wanted else []
+    pattern = part.get("pattern") or {}
+    if kind == "Replace" and pattern.get("String"):
+        return [Step(REPLACE, pattern["String"], part["content"])]
+    if kind == "Replace" and pattern.get("Regex"):
+        try:
+            tree = parse(pattern["Regex"])
+        except ExpressionError as error:
+            raise refuse(f"the normalizer's expression: {error}") from error
+        if is_empty(tree):
+            raise refuse("the normalizer's expression may match nothing:", pattern["Regex"])
+        return [Step(REPLACE_MATCHES, b=part["content"], tree=tree)]
+    raise refuse("the normalizer", dict(part))
+
+
 def normalize(text: str, steps: Iterable[Step]) -> str:
     for step in steps:
-        if step.kind in (NFC, NFKC):
-            text = unicodedata.normalize("NFC" if step.kind == NFC else "NFKC", text)
+        if step.kind in _FORMS:
+            text = unicodedata.normalize(_FORMS[step.kind], text)
         elif step.kind == PREPEND:
             text = step.a + text if text else text
         elif step.kind == REPLACE:
             text = text.replace(step.a, step.b)
-        elif step.kind == NFD:
-            text = unicodedata.normalize("NFD", text)
-        elif step.kind == MAP:
-            text = "".join(step.table.get(char.encode(), char) for char in text)
+        elif step.tree is not None:
+            text = replaced(step.tree, step.b, text)
+        else:
+            text = _mapped(step.table, text)
     return text
 
 
@@ -205,8 +281,8 @@ def splitting_of(
     pre_tokenizer: Mapping[str, Any] | None, normalizer: Mapping[str, Any] | None
 ) -> Splitting:
     """Return the steps of the pre-tokenizer, and what of the normaliser is done by splitting."""
-    split = Splitting()
     before = list(flatten(normalizer, "normalizer"))
+    split = Splitting(is_byte_level=_is_on_bytes(before))
     if any(part.get("handle_chinese_chars", True) for part in before if _is_bert(part)):
         split.steps.append(_expression(One(listed(_IDEOGRAPHS))))
         parts = list(flatten(pre_tokenizer, "pre-tokenizer"))
@@ -226,7 +302,7 @@ def splitting_of(
             flags = ON_BYTES if split.is_byte_level else 0
             try:
                 steps = _expression_steps(part)
-            except expressions.ExpressionError as error:
+            except ExpressionError as error:
                 raise refuse(f"the pre-tokenizer's expression: {error}") from error
             split.steps += [step._replace(flags=step.flags | flags) for step in steps]
     n_transforms = sum(PREFIX_SPACE <= step.kind <= MARK_FIRST for step in split.steps)
@@ -289,12 +365,17 @@ def _metaspace_steps(part: Mapping[str, Any], before: list[Mapping[str, Any]]) -
         raise refuse("the pre-tokenizer", dict(part))
     scheme = _scheme_of(part)
     kinds = {"always": MARK_ALL, "first": MARK_FIRST, "never": MARK_SPACES}
-    if scheme not in kinds or (
-        scheme == "first" and any(p.get("type") not in ("NFC", "NFKC") for p in before)
-    ):
+    if scheme not in kinds or (scheme == "first" and not all(map(_keeps_beginning, before))):
         raise refuse("the pre-tokenizer", dict(part))
     marking = [Step(kinds[scheme])]
     return [*marking, Step(SPLIT_MARKS)] if part.get("split", True) else marking
+
+
+def _keeps_beginning(normalizer: Mapping[str, Any]) -> bool:
+    """Return whether a text begins where it began: behind a removed character comes no mark."""
+    pattern = normalizer.get("pattern") or {}
+    is_of_one = len(pattern.get("String", "")) == 1 and bool(normalizer["content"])
+    return normalizer.get("type") in (*_FORMS.values(), "Lowercase") or is_of_one
 
 
 def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tuple[int, int]:
@@ -314,7 +395,7 @@ def decoding_of(decoder: Mapping[str, Any] | None, *, is_byte_level: bool) -> tu
             n_leading = 1
         elif kind == "ByteFallback":
             flags |= BYTE_TOKENS
-        elif kind == "Metaspace" and len(parts) == 1 and part.get("replacement") == MARK:
+        elif kind == "Metaspace" and "Fuse" not in kinds[:i] and part.get("replacement") == MARK:
             flags |= MARKS | (FIRST_TOKEN if _scheme_of(part) != "never" else 0)
         elif (
             kind == "Strip"

@@ -268,9 +268,9 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(name):
             raise refuse(f"{name} of the BPE model:", model[name])
-    if is_byte_level and model.get("byte_fallback"):
-        raise refuse("byte_fallback in a byte-level BPE model")
     ids = _checked_ids(model["vocab"])
+    if is_byte_level and model.get("byte_fallback") and not ids.keys() >= byte_of_char().keys():
+        raise refuse("byte_fallback in a byte-level BPE model that lacks bytes")
     unk = model.get("unk_token")
     if unk is not None and unk not in ids:
         raise refuse("an unk_token that is not in the vocabulary:", unk)
@@ -287,7 +287,7 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
     flags = (
         (_IGNORE_MERGES if model.get("ignore_merges") else 0)
         | (_FUSE_UNK if model.get("fuse_unk") else 0)
-        | (_BYTE_FALLBACK if model.get("byte_fallback") else 0)
+        | (_BYTE_FALLBACK if model.get("byte_fallback") and not is_byte_level else 0)
     )
     return _Vocabulary(
         model=_BPE_BYTES if is_byte_level else _BPE_CHARS,

@@ -31,6 +31,7 @@ WRONG: dict[str, list[tuple[str, str]]] = {
         ("M -p x --min-p 1.5", "--min-p"),
         ("M -p x --repetition-penalty 0", "--repetition-penalty"),
         (f"M -p x --seed {2**64}", "--seed"),
+        ("M -p x --draft F", "or a .qsf file (`qsf convert FOLDER"),
         ("M -p x --stop=", "--stop: the text is empty"),
         ("M -p x --threads 0", "--threads"),
         ("M -p x --threads 1000", "--threads: 1000 is too much: at most 256"),

@@ -255,8 +255,14 @@ def test_biases(tmp_path: Path) -> None:
 def test_tied_heads(tmp_path: Path) -> None:
     folder, weights = hf_makers.llama(tmp_path / "tied", tie_word_embeddings=True)
     assert not any("lm_head" in text for text in convert(folder, tmp_path / "a.qsf").warnings)
-    save_file({**weights, "lm_head.weight": np.ones((50, 72))}, folder / "model.safetensors")
+    head = weights["model.embed_tokens.weight"]
+    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors")
     assert not any("lm_head" in text for text in convert(folder, tmp_path / "b.qsf").warnings)
+    save_file({**weights, "lm_head.weight": head + 1}, folder / "model.safetensors")
+    said = convert(folder, tmp_path / "d.qsf").warnings  # as transformers 5 loads it
+    assert any("lm_head.weight is not the embeddings, although" in text for text in said)
+    with Reader(tmp_path / "d.qsf") as reader:
+        assert not reader.arch.tied_head
     folder, weights = hf_makers.llama(tmp_path / "absent")
     del weights["lm_head.weight"]
     save_file(weights, folder / "model.safetensors")

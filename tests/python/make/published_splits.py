@@ -227,6 +227,46 @@ SETTINGS: dict[str, Settings] = {
         byte_level(),
     ),
 }  # fmt: skip
+Normalizers = dict[str, Settings | None]
+
+
+def _normalizers(*parts: Settings) -> Settings:
+    return {"type": "Sequence", "normalizers": list(parts)}
+
+
+def _replace(pattern: str, content: str, kind: str = "Regex") -> Settings:
+    return {"type": "Replace", "pattern": {kind: pattern}, "content": content}
+
+
+def _plain(kind: str, **more: Any) -> Settings:
+    return {"type": kind, **more}
+
+
+_RIGHT = _plain("Strip", strip_left=False, strip_right=True)
+# The normalizer of tokenizer.json, by model or by who makes it (convert_slow_tokenizer.py).
+NORMALIZERS: Normalizers = {
+    "BAAI/bge-m3, of SentencePiece since transformers 4.30": _normalizers(
+        _plain("Nmt"), _plain("NFKC"), _RIGHT, _replace(" {2,}", "\u2581")
+    ),
+    "FacebookAI/xlm-roberta-base, trained by the library": _normalizers(
+        _plain("Nmt"), _plain("NFKC"), _replace(" {2,}", " ")
+    ),
+    "albert/albert-base-v2": _normalizers(
+        _replace("``", '"', "String"), _replace("''", '"', "String"), _plain("NFKD"),
+        _plain("StripAccents"), _plain("Lowercase"), _replace(" {2,}", " "),
+    ),
+    "openai/clip-vit-base-patch32": _normalizers(
+        _plain("NFC"), _replace(r"\s+", " "), _plain("Lowercase")
+    ),
+    "deepseek-ai/DeepSeek-V3": _normalizers(),
+    "Qwen/Qwen3-8B": _plain("NFC"),
+    "as google-bert's, in parts": _normalizers(
+        _plain("NFD"), _plain("Lowercase"), _plain("StripAccents")
+    ),
+    "line ends of one kind": _replace(r"\r\n?", "\n"),
+    "stripped": _plain("Strip", strip_left=True, strip_right=True),
+    "capitals apart": _replace(r"(?<=a)[A-Z]+(?!\S)", "#"),
+}  # fmt: skip
 # Settings that no model above has, of the library's other pre-tokenizers.
 OTHERS: dict[str, Settings] = {
     "delimiter": sequence({"type": "CharDelimiterSplit", "delimiter": "-"}, byte_level()),

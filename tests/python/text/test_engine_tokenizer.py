@@ -199,7 +199,9 @@ def test_many_threads_may_encode_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"normalizer": {"type": "Lowercase"}}, "Lowercase"),
+        ({"normalizer": {"type": "Other"}}, "Other"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "a*"}, "content": "b"}}, "a*"),
+        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a)\\1"}, "content": ""}}, "\\1"),
         ({"pre_tokenizer": {"type": "UnicodeScripts"}}, "UnicodeScripts"),
         ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
         ({"decoder": None}, "decoder"),

@@ -14,8 +14,9 @@ import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from make.published_splits import OTHERS, SETTINGS, byte_level, sequence, split
-from make.text_families import random_text
+from make.published_splits import NORMALIZERS, OTHERS, SETTINGS, byte_level, sequence, split
+from make.text_families import families, random_text
+from qsf.errors import QsfFormatError
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.gguf_tokenizer import SPLITS
 from qsf_converter.text.expressions import ExpressionError, parse
@@ -75,6 +76,31 @@ def test_published_settings_split_as_the_library_does(name: str) -> None:
     rng = random.Random(name)
     for text in (*TEXTS, *(random_text(rng, rng.randrange(1, 16)) for _ in range(15))):
         check_equal(ours, library, text)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "unigram always"])
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_published_normalizers_change_texts_as_the_library_does(name: str, kind: str) -> None:
+    data = {**json.loads(families(is_small=True)[kind]), "normalizer": NORMALIZERS[name]}
+    ours, library = _both(json.dumps(data).encode())
+    rng = random.Random(name)
+    for text in (*TEXTS, *(random_text(rng, rng.randrange(1, 16)) for _ in range(15))):
+        check_equal(ours, library, text)
+
+
+def test_what_is_replaced_has_no_flags_of_splitting() -> None:
+    data = json.loads(tokenizer_json({"type": "Whitespace"}))
+    replace = {"type": "Replace", "pattern": {"Regex": "b+"}, "content": "c"}
+    data |= {"normalizer": replace, "pre_tokenizer": None}
+    section, _ = text_section(json.dumps(data).encode(), bos_id=None, add_bos=None)
+    assert section is not None
+    n_entries = int.from_bytes(section[92:96], "little")
+    at = len(section) - -(-n_entries * 2 // 8) * 8 - 16  # its row is the only one
+    assert section[at] == 0
+    for flag in (1, 8, 16):
+        bad = section[:at] + bytes([flag]) + section[at + 1 :]
+        with pytest.raises(QsfFormatError, match="section TEXT"):
+            Tokenizer(bad)
 
 
 @functools.cache
@@ -164,6 +190,23 @@ def test_any_expression_splits_as_the_library_does(
     if section is None:  # repetitions of what may be empty, or many look-aheads: by their names
         assert reason is not None
         assert "the pre-tokenizer's expression" in reason
+    assume(section is not None)
+    ours, library = Tokenizer(section or b""), tokenizers.Tokenizer.from_buffer(data)
+    for text in texts:
+        check_equal(ours, library, text)
+
+
+@given(
+    expression=_expression,
+    content=st.sampled_from(["", "x", " ", "\u00e9\u00e9", "\u2581"]),
+    texts=st.lists(_text, min_size=1, max_size=4),
+)
+def test_any_expression_replaces_as_the_library_does(
+    expression: str, content: str, texts: list[str]
+) -> None:
+    replace = {"type": "Replace", "pattern": {"Regex": expression}, "content": content}
+    data = json.dumps({**json.loads(tokenizer_json(byte_level())), "normalizer": replace}).encode()
+    section, _ = text_section(data, bos_id=None, add_bos=None)
     assume(section is not None)
     ours, library = Tokenizer(section or b""), tokenizers.Tokenizer.from_buffer(data)
     for text in texts:

@@ -430,6 +430,14 @@ def _gguf_glm4(
     }
 
 
+def _rope_of_minimax(config: Config, layer_type: str) -> Config:
+    """Its published files say how many dimensions of a head are rotated."""
+    stated, n_dims = parameters_of(config, layer_type), config.get("rotary_dim")
+    if n_dims is None or "partial_rotary_factor" in stated:
+        return stated
+    return Config({**stated, "rotary_dims": n_dims})
+
+
 _GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
@@ -462,8 +470,6 @@ _GROUPED_FAMILIES = (
             first_k_dense_replace=1,
         ),
         flags={"attention_bias": False, "use_qk_norm": False},
-        # Layers after the last one predict further tokens: the first of them is the MTP head.
-        neutral={"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)},
         adjust=grouped,
     ),
     Family(
@@ -513,6 +519,7 @@ _GROUPED_FAMILIES = (
             reads=("expert_gating_func", "expert_feed_forward_length"),
         ),
         has_partial_rope=True,
+        rope_parameters=_rope_of_minimax,
         rules=(*r.pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *r.ENDS),
         layouts=(
             (
@@ -532,9 +539,6 @@ _GROUPED_FAMILIES = (
             "qk_norm_type": "per_layer",
             "scoring_func": "sigmoid",
             "use_routing_bias": True,
-            # Its heads for further tokens are not converted.
-            "num_mtp_modules": (0, 1, 2, 3),
-            "mtp_transformer_layers": (0, 1),
         },
         adjust=functools.partial(
             route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM

@@ -368,6 +368,8 @@ def _global_heads(draft: Draft) -> Config:
         return Config(usual_heads | {"head_dim": config.get("global_head_dim")}, renames)
     config.get("global_head_dim"), config.get("num_global_key_value_heads")
     wide = [str(i) for i, type_ in enumerate(draft.layer_types) if type_ == FULL]
+    if isinstance(of_layers, dict):  # transformers pads the numbers of layers: 05, 11
+        of_layers = {name.lstrip("0") or "0": values for name, values in of_layers.items()}
     if (
         not isinstance(of_layers, dict)
         or sorted(of_layers) != sorted(wide)

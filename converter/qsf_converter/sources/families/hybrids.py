@@ -532,7 +532,6 @@ FAMILIES = (
             **dict.fromkeys(("use_mamba_kernels", "moe_shared_expert_overlap"), (True, False)),
             "n_shared_experts": 1,
             "mamba_ssm_cache_dtype": "float32",
-            "num_nextn_predict_layers": range(17),
         },
         ignored_keys=_OF_TRAINING,
         adjust=_nemotron,

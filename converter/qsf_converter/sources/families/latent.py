@@ -200,8 +200,6 @@ _NEUTRAL: Final[dict[str, Any]] = {
     "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
     "rope_interleave": True,
 }
-# Layers after the last one predict further tokens: the first of them is the MTP head.
-_AHEAD: Final = {"num_nextn_predict_layers": (0, 1), "num_mtp_layers": (0, 1)}
 _ROUTED: Final[dict[str, Any]] = {"moe_layer_freq": 1, "aux_loss_alpha": (0.001, 0.0001)}
 
 _family = functools.partial(
@@ -328,7 +326,6 @@ _LATENT_FAMILIES = (
         neutral={
             **_NEUTRAL,
             **_ROUTED,
-            **_AHEAD,
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
         },
@@ -351,7 +348,7 @@ _LATENT_FAMILIES = (
             routed_scaling_factor=1.8,
             norm_topk_prob=True,
         ),
-        neutral={**_NEUTRAL, **_AHEAD, "topk_method": "noaux_tc"},
+        neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
         adjust=latent_moe,
     ),
     _family(
@@ -691,10 +688,6 @@ _KIMI_FAMILIES = (
         neutral={
             "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
             "rope_interleave": True,
-            # Layers behind the last one, which predict further tokens.
-            "num_nextn_predict_layers": (0, 1, 2, 3),
-            "num_mtp_layers": (0, 1, 2, 3),
-            "mtp_loss_scaling_factor": (0, 0.1, 0.3),
         },
     ),
 )

@@ -1,0 +1,173 @@
+"""Published files of every family: each row of tests/data/families.json converts as it stands.
+
+A row has what such files say beyond sizes: config.json with its quantization_config, how
+tokenizer.json splits and normalises, tokenizer.ggml.pre, the texts around turns, model_max_length.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from make import gguf_files, tiny_checkpoints
+from make.published_splits import SETTINGS
+from make.stored import Reader
+from make.text_families import families
+from qsf.errors import QsfConversionError
+from qsf.text.parts import read_text_parts
+from qsf_converter import convert
+from qsf_converter.sources import quantised
+from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
+
+Row = dict[str, Any]
+DATA = Path(__file__).parents[2] / "data" / "families.json"
+ROWS: dict[str, Row] = json.loads(DATA.read_text("utf-8"))
+# All of them are converted by `make check-slow`.
+CONVERTED = [
+    pytest.param(name, marks=[] if i % 12 == 0 else pytest.mark.slow) for i, name in enumerate(ROWS)
+]
+TEXTS = (
+    "Hello, It's 12345 o'clock!\n\n  the  end ", "\u4f60\u597d caf\u00e9s x=f(y)\r\n\tz CamelCASE",
+    "<|im_start|>user\n<|im_end|>", "   ", "",
+)  # fmt: skip
+
+
+def test_every_family_has_a_row() -> None:
+    assert {family_of(row["config"]).name for row in ROWS.values()} == FAMILIES.keys()
+    assert all(row["from"].startswith("https://") for row in ROWS.values())
+
+
+def facts_of(config: Row) -> Any:
+    family = family_of(config)
+    scalars = {key: [0.5] * config["num_hidden_layers"] for key in family.scalars}
+    return read_facts(family, {**quantised.without_method(config), **scalars})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_its_configuration_is_read(name: str, tmp_path: Path) -> None:
+    config = ROWS[name]["config"]
+    text = config.get("text_config", config)
+    facts = facts_of(config)
+    sizes = {text[key] for key in ("hidden_size", "n_embd", "d_model", "n_embed") if key in text}
+    assert sizes == {facts.header.dim}
+    method = quantised.method_of(config, tmp_path)
+    assert (method is None) is ("quantization_config" not in config)
+
+
+def test_keys_of_no_class_are_passed_over_only_where_the_class_is_known() -> None:
+    config = ROWS["LlamaForCausalLM/SmolLM2"]["config"]
+    assert "is_llama_config: transformers passes over" in facts_of(config).warnings[0]
+    for changes in (
+        {"transformers_version": "5.25.0"},
+        {"transformers_version": None},
+        {"clip_qkv": 8.0},
+    ):
+        with pytest.raises(QsfConversionError, match=r"= (True|8\.0) is not supported"):
+            facts_of({**config, **changes})
+
+
+def test_a_key_of_older_files_counts() -> None:
+    config = ROWS["MiniMaxM2ForCausalLM"]["config"]
+    assert facts_of(config).arch.rope_dims == config["rotary_dim"] == 64
+    config = ROWS["Gemma4ForConditionalGeneration"]["config"]
+    assert "05" in config["text_config"]["per_layer_config"]  # transformers pads numbers of layers
+    assert [kind.head_dim for kind in facts_of(config).layer_kinds[4:6]] == [256, 512]
+
+
+def marks_of(row: Row) -> list[str]:
+    return re.findall(r"<[^<>\s]+>|\[[^\[\]\s]+\]", "".join(row.get("turn", ())))
+
+
+def tokenizer_of(row: Row) -> Row:
+    """Return tokenizer.json with the row's settings and a small vocabulary."""
+    settings = SETTINGS[row["split"]] if row["split"] else None
+    is_bytes = "ByteLevel" in json.dumps(settings)
+    kind = "gpt2" if is_bytes else "unigram always" if settings else "llama2"
+    data: Row = json.loads(families(is_small=True)[kind])
+    if settings:
+        data |= {"pre_tokenizer": settings, "normalizer": row.get("normalizer")}
+    data["post_processor"] = None
+    first = len(data["model"]["vocab"])
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < first]
+    known = {token["content"] for token in data["added_tokens"]}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    new = [mark for mark in dict.fromkeys(["<end>", *marks_of(row)]) if mark not in known]
+    data["added_tokens"] += [
+        {"id": first + i, "content": mark, "special": True, **flags} for i, mark in enumerate(new)
+    ]
+    return data
+
+
+def template_of(row: Row) -> str:
+    if "turn" not in row:
+        return ""
+    user, behind_user, answer, behind = map(json.dumps, row["turn"])
+    return (
+        "{% for m in messages %}{% if m.role == 'user' %}"
+        f"{{{{ {user} + m.content + {behind_user} }}}}{{% else %}}"
+        f"{{{{ {answer} + m.content + {behind} }}}}{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}{{{{ {answer} }}}}{{% endif %}}"
+    )
+
+
+@functools.cache
+def written(folder: Path, name: str) -> tuple[Path, Row]:
+    """Write a checkpoint with the row's tokenizer; its eos_token is not the end of a turn."""
+    row = ROWS[name]
+    data = tokenizer_of(row)
+    ids = {token["content"]: token["id"] for token in data["added_tokens"]}
+    n_vocab = 1 + max(ids.values())
+    sizes = {"dim": 32, "ffn_dim": 32, "n_layers": 1, "n_heads": 2, "head_dim": 16}
+    tiny_checkpoints.make_llama(folder, n_vocab=n_vocab, **sizes)
+    said = {"model_max_length": row.get("model_max_length"), "eos_token": "<end>"}
+    said |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    said |= {"chat_template": template_of(row)} if "turn" in row else {}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said), "utf-8")
+    (folder / "tokenizer.json").write_text(json.dumps(data), "utf-8")
+    ends = {"bos_token_id": 0, "eos_token_id": ids["<end>"]}
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, **ends}), "utf-8")
+    (folder / "generation_config.json").write_text(json.dumps(ends), "utf-8")
+    return folder, data
+
+
+def check_file(path: Path, data: Row, row: Row) -> None:
+    library = tokenizers.Tokenizer.from_str(json.dumps(data))
+    tokenizer = read_text_parts(path).tokenizer
+    assert tokenizer is not None
+    for text in TEXTS:
+        ids = library.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, add_prefix=False) == ids, text
+    end = marks_of({"turn": row["turn"][3:]}) if "turn" in row else []
+    with Reader(path) as reader:
+        chat = json.loads(reader.read_section("CHAT"))
+    if end:
+        assert library.token_to_id(end[0]) in chat["generation"]["eos_token_id"]
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_folder_of_its_form_converts(name: str, tmp_path: Path) -> None:
+    folder, data = written(tmp_path / "m", name)
+    report = convert(folder, tmp_path / "m.qsf", quant_type="8bit")
+    assert not [line for line in report.warnings if "left out" in line]
+    check_file(tmp_path / "m.qsf", data, ROWS[name])
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_gguf_file_of_its_form_converts(name: str, tmp_path: Path) -> None:
+    folder, data = written(tmp_path / "m", name)
+    row = ROWS[name]
+    template = {"tokenizer.chat_template": template_of(row)} if "turn" in row else {}
+    for i, pre in enumerate(row["pre"] if row["split"] else ()):
+        said = {"tokenizer.ggml.pre": pre, "tokenizer.ggml.add_bos_token": False, **template}
+        path = gguf_files.write(folder, tmp_path / f"{i}.gguf", tokenizer=True, changes=said)
+        report = convert(path, tmp_path / f"{i}.qsf", quant_type="8bit")
+        assert not [line for line in report.warnings if "left out" in line]
+        check_file(tmp_path / f"{i}.qsf", data, row)
