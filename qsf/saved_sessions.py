@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.kv import kv_type_name
-from qsf.native import state as native
+from qsf.native import binding as native
 from qsf.text.arguments import as_messages
 
 if TYPE_CHECKING:

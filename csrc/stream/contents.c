@@ -71,9 +71,7 @@ qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
     QSF_REQUIRE(arch);
     QSF_REQUIRE(rope);
     QSF_REQUIRE(kind);
-    if (header->n_layers < 1 || header->n_layers > QSF_MAX_LAYERS)
-        return QSF_FAIL(QSF_ERR_ARG, "%u layers, allowed: 1 to %u", header->n_layers,
-                        (unsigned)QSF_MAX_LAYERS);
+    QSF_TRY(qsf_header_check(header));
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader r = {.header = *header,

@@ -304,10 +304,6 @@ class Writer(Output):
         """
         super().__init__(path, progress, needed_bytes)
         self.header = header
-        if header.architecture not in tuple(lay.Architecture):
-            raise QsfArgumentError(
-                f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
-            )
         self._arch = arch
         self._parts = (layer_kinds, rope_sets)
         self._tables = pack_tables(header, arch, *self._parts, QsfArgumentError)

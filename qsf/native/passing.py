@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from qsf import errors
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status, error_of
-from qsf.native.records import record
+from qsf.native.binding import check_status, error_of, record
 
 if TYPE_CHECKING:
     from array import array

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status
-from qsf.native.records import record
+from qsf.native.binding import check_status, record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -105,7 +105,7 @@ def _io_text(model: Model) -> str:
 
 
 def _drafts_text(plan: MemoryPlan) -> str:
-    from qsf.native.records import DRAFTER_HELD
+    from qsf.native.binding import DRAFTER_HELD
 
     if plan.draft_rows:
         guesser = "the draft model" if plan.drafter_bytes else "the file's MTP head"
@@ -121,7 +121,7 @@ def _drafts_text(plan: MemoryPlan) -> str:
 
 def _mtp_lines(plan: MemoryPlan) -> list[str]:
     """Return whether the file's MTP head guesses, or why not; empty if there is none."""
-    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE
+    from qsf.native.binding import DRAFTER_HELD, DRAFTER_NONE
 
     if plan.mtp_state == DRAFTER_NONE:
         return []
@@ -135,7 +135,7 @@ def _mtp_lines(plan: MemoryPlan) -> list[str]:
 
 def drafter_lines(plan: MemoryPlan) -> list[str]:
     """Return why the draft model is not loaded; empty if it is, or if none was requested."""
-    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
+    from qsf.native.binding import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
@@ -223,7 +223,7 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
     """Return what a small budget costs if ``auto``, the plan with all free memory, is faster."""
     if not auto.is_enough or auto.streamed_bytes >= plan.streamed_bytes:
         return []
-    from qsf.native.records import size_text
+    from qsf.native.binding import size_text
 
     rest = f"only {mb(auto.streamed_bytes)} MB" if auto.streamed_bytes else "nothing"
     return [
@@ -336,7 +336,7 @@ def draft_record(stats: SessionStats) -> dict[str, int]:
 
 def draft_lines(stats: SessionStats) -> list[str]:
     """Return the gain of drafts; "" if no draft was evaluated."""
-    from qsf.native.records import GUESSERS
+    from qsf.native.binding import GUESSERS
 
     if not any(stats.n_drafted):
         return []

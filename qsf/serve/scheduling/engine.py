@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
-from qsf.native import state as native
+from qsf.native import binding as native
 from qsf.passes import Choice, Chosen, PassItem, Sampler, choose_items, is_ahead, run_items
 from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.serve.scheduling.job import Job

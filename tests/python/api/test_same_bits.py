@@ -37,8 +37,8 @@ from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.file.layout import Arch, Dtype, Norm
 from qsf.native import binding
+from qsf.native.binding import copy_tokens
 from qsf.native.passing import run_pass
-from qsf.native.state import copy_tokens
 from qsf.passes import PassItem, Wants
 from qsf.saved_sessions import copy_held
 from qsf_converter import convert

@@ -27,8 +27,8 @@ from qsf.find import prepare, store
 from qsf.find.names import Named, gguf_of, meaning_of
 from qsf.find.prepare import find_model
 from qsf.find.store import SUGGESTED
+from qsf.native.binding import Roofline
 from qsf.native.opening import plan_native
-from qsf.native.records import Roofline
 from qsf.options import ModelOptions
 from qsf_bench.models.random_qsf import embed_type_of, write_model
 from qsf_bench.models.shapes import Shape
