@@ -16,8 +16,7 @@ from qsf.passes import choose_items, run_items
 from qsf.session import Session, Uncopyable, create_session
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.channels import ends_with_channels
-from qsf.text.open_model import OpenedModel
-from qsf.text.parts import read_text_parts
+from qsf.text.parts import OpenedModel, read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:

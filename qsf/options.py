@@ -25,7 +25,7 @@ from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qsf.text.tokens import ChosenToken, TokenConstraint
+    from qsf.text.generation import ChosenToken, TokenConstraint
 
 
 MAX_U32 = 2**32 - 1

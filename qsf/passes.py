@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from qsf.errors import QsfError
     from qsf.session import Session
-    from qsf.text.open_model import OpenedModel
+    from qsf.text.parts import OpenedModel
     from qsf.text.sampling import SamplingParams
 
 

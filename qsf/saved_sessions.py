@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from qsf.native.binding import NativeSession
-    from qsf.text.open_model import OpenedModel
+    from qsf.text.parts import OpenedModel
 
 
 class Session(Protocol):

@@ -24,12 +24,12 @@ from qsf.native.passing import Choice, Chosen, choose
 from qsf.options import GenerationOptions, Whole, check_value, taking
 from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.text.arguments import as_messages, as_tokens, check_rows
-from qsf.text.generation import Generation
-from qsf.text.open_model import OpenedModel
-from qsf.text.tokens import ChosenToken
+from qsf.text.generation import ChosenToken, Generation
+from qsf.text.parts import OpenedModel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    import asyncio
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -370,9 +370,7 @@ class Session(Closing, Uncopyable):
         return self._threaded(*self._generate(prompt, options))
 
     def _threaded(self, run: Generation, pieces: Iterator[str]) -> AsyncIterator[str]:
-        from qsf.text.threaded import threaded  # imports asyncio: 4 MB that few users need
-
-        return threaded(pieces, lambda: self._cancel((run,)))
+        return _threaded(pieces, lambda: self._cancel((run,)))
 
     def _generate(
         self, prompt: str | Sequence[int], options: GenerationOptions
@@ -545,3 +543,29 @@ class Session(Closing, Uncopyable):
         if isinstance(chosen, QsfError):
             raise chosen
         return chosen
+
+
+async def _threaded(pieces: Iterator[str], cancel: Callable[[], None]) -> AsyncIterator[str]:
+    """Yield ``pieces``, a generator of texts that are never None.
+
+    If the task is cancelled or the iteration is closed, ``cancel`` is called to end the current
+    piece; its thread is awaited, then the generator is closed.
+    """
+    import asyncio  # 4 MB that few users need
+
+    step: asyncio.Future[str | None] | None = None
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+            piece = await asyncio.shield(step)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        while step is not None and not step.done():
+            cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # one is already on its way
+                await asyncio.wait([step])
+        if step is not None and not step.cancelled():
+            step.exception()  # the error was raised above, or nobody waits for it any more
+        pieces.close()  # type: ignore[attr-defined]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.blocks import pack_tokenizer
 from qsf.file.layout import KEPT as ALL_KEPT
 from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
-from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.foreign_json import read_json
 from qsf.report.meta import cost_lines

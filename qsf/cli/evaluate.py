@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
-from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.evaluate.evaluation import DEFAULT_PROTOCOL, PROTOCOLS
 from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
 from qsf.kv import kv_type_name
@@ -192,8 +192,7 @@ def evaluate_command(
 
     With --against also how far it is from another model, above all from the one it was made of.
     """
-    from qsf.evaluate.evaluation import judged_kv_type
-    from qsf.evaluate.windows import checked_stride
+    from qsf.evaluate.evaluation import checked_stride, judged_kv_type
     from qsf.native.opening import budget_mb
     from qsf.text.parts import require_tokenizer
 

@@ -26,9 +26,8 @@ from qsf.file.kinds import (
 )
 from qsf.file.layout import Activation
 from qsf.foreign_json import JsonError, read_json
-from qsf.report.html import read_quality, write_page
 from qsf.report.meta import read_meta
-from qsf.report.text import full_lines
+from qsf.report.text import full_lines, read_quality, write_page
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_not_a_source, check_output
 from qsf.shell.progress import ProgressLine
@@ -507,7 +506,7 @@ def describe_quality(reader: Reader) -> dict[str, Any]:
 
 
 def write_report(model: Path, out: Path, *, overwrite: bool) -> None:
-    """Write the report of ``model`` as a page to ``out``; see `qsf.report.html.write_page`."""
+    """Write the report of ``model`` as a page to ``out``; see `qsf.report.text.write_page`."""
     check_output(out, overwrite=overwrite)
     check_not_a_source(out, [model])
     write_page(model, out, overwrite=overwrite)

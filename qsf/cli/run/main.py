@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from qsf.cli.run import report
-from qsf.cli.run.answer import Shown, generate, say_lines, show
-from qsf.cli.run.loop_guard import terminal_guard
+from qsf.cli.run.answer import Shown, generate, say_lines, show, terminal_guard
 from qsf.cli.run.options import Request, parse, read_constraint
 from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
 from qsf.file.foreign_text import text_of

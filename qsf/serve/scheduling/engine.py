@@ -16,7 +16,7 @@ from qsf.serve.scheduling.job import Job
 
 if TYPE_CHECKING:
     from qsf.session import Session
-    from qsf.text.open_model import OpenedModel
+    from qsf.text.parts import OpenedModel
 
 
 # Logits of a prompt whose tokens are scored: bytes on top of the plan, and rows of a pass.
