@@ -34,10 +34,7 @@ from qsf.errors import QsfArgumentError, QsfNumericError
 from qsf.model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
     from qsf.kv import KvPolicy
-    from qsf.model import Model
     from qsf.text.tokenizer import Tokenizer
 
 
@@ -277,7 +274,7 @@ class Place:
     kl_mean: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The figures of an evaluation. None: not measured, for lack of a reference or tokenizer.
 
@@ -320,17 +317,17 @@ class Evaluation:
     perplexity: float
     perplexity_error: float
     bits_per_byte: float | None
-    against_perplexity: float | None
-    against_perplexity_error: float | None
-    perplexity_change_percent: float | None
-    perplexity_change_error: float | None
-    kl_mean: float | None
-    kl_mean_error: float | None
-    kl_median: float | None
-    kl_p99: float | None
-    kl_max: float | None
-    top1_agreement: float | None
-    top1_agreement_error: float | None
+    against_perplexity: float | None = None
+    against_perplexity_error: float | None = None
+    perplexity_change_percent: float | None = None
+    perplexity_change_error: float | None = None
+    kl_mean: float | None = None
+    kl_mean_error: float | None = None
+    kl_median: float | None = None
+    kl_p99: float | None = None
+    kl_max: float | None = None
+    top1_agreement: float | None = None
+    top1_agreement_error: float | None = None
     seconds: float
     tokens_per_second: float
     token_nll: Floats = field(repr=False, compare=False)
@@ -699,39 +696,26 @@ def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]
 
 
 def _comparison(scores: _Scores, nll: Floats) -> dict[str, Any]:
+    """Return the fields of an ``Evaluation`` that need a reference."""
     if not scores.kl:
-        return dict.fromkeys(_COMPARED)
+        return {}
     reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)
     is_same_top = np.concatenate(scores.is_same_top)
-    reference_perplexity = _exp(float(reference_nll.mean()))
-    values = (
-        reference_perplexity,
-        reference_perplexity * _mean_error(reference_nll),
-        *perplexity_change(nll, reference_nll),
-        float(kl.mean()),
-        _mean_error(kl),
-        float(np.median(kl)),
-        float(np.quantile(kl, 0.99)),
-        float(kl.max()),
-        float(is_same_top.mean()),
-        _mean_error(is_same_top),
-    )
-    return dict(zip(_COMPARED, values, strict=True))
-
-
-_COMPARED: Final = (
-    "against_perplexity",
-    "against_perplexity_error",
-    "perplexity_change_percent",
-    "perplexity_change_error",
-    "kl_mean",
-    "kl_mean_error",
-    "kl_median",
-    "kl_p99",
-    "kl_max",
-    "top1_agreement",
-    "top1_agreement_error",
-)
+    perplexity = _exp(float(reference_nll.mean()))
+    change, change_error = perplexity_change(nll, reference_nll)
+    return {
+        "against_perplexity": perplexity,
+        "against_perplexity_error": perplexity * _mean_error(reference_nll),
+        "perplexity_change_percent": change,
+        "perplexity_change_error": change_error,
+        "kl_mean": float(kl.mean()),
+        "kl_mean_error": _mean_error(kl),
+        "kl_median": float(np.median(kl)),
+        "kl_p99": float(np.quantile(kl, 0.99)),
+        "kl_max": float(kl.max()),
+        "top1_agreement": float(is_same_top.mean()),
+        "top1_agreement_error": _mean_error(is_same_top),
+    }
 
 
 class ShortenedLogits(ModelLogits):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -139,12 +140,9 @@ def full_lines(quality: Quality) -> Iterator[str]:
     yield from _tensor_lines(quality.tensors)
     if quality.layers:
         yield ""
-        yield f"{'layer':>5} {'importance':>11} {'cosine':>9} {'KL skipped':>11}"
-        for layer in quality.layers:
-            yield (
-                f"{layer.layer:>5} {layer.importance:>11.4g} {_optional(layer.cosine, 9)} "
-                f"{_optional(layer.kl_skipped, 11)}"
-            )
+        columns = {"layer": ">5", "importance": ">11.4g", "cosine": ">9.4g", "KL skipped": ">11.4g"}
+        rows = ((x.layer, x.importance, x.cosine, x.kl_skipped) for x in quality.layers)
+        yield from table_lines(columns, rows)
     if quality.calibration:
         yield ""
         yield "calibration"
@@ -152,13 +150,26 @@ def full_lines(quality: Quality) -> Iterator[str]:
             yield f"  {name:<22} {value}"
 
 
+def table_lines(columns: Mapping[str, str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """Yield the titles and the rows of a table.
+
+    ``columns`` has the format of the values by title, such as ">9,.1f"; None is shown as "-".
+    """
+    widths = [re.match(r"[<>]?\d*", form)[0] for form in columns.values()]  # type: ignore[index]
+    yield " ".join(map(format, columns, widths)).rstrip()
+    for row in rows:
+        forms = zip(row, columns.values(), widths, strict=True)
+        cells = (format("-", w) if value is None else format(value, f) for value, f, w in forms)
+        yield " ".join(cells).rstrip()
+
+
 def _type_lines(types: Sequence[TypeSum]) -> Iterator[str]:
-    yield (f"{'type':<14} {'tensors':>7} {'weights':>13} {'MB':>9} {'bits':>6} {'mean cosine':>12}")
-    for t in types[:_MAX_TYPES]:
-        yield (
-            f"{t.type:<14} {t.n_tensors:>7} {t.n_weights:>13,} {t.n_bytes / _MB:>9.2f} "
-            f"{t.bits_per_weight:>6.2f} {t.cosine:>12.6f}"
-        )
+    columns = {"type": "<14", "tensors": ">7", "weights": ">13,", "MB": ">9.2f", "bits": ">6.2f"}
+    rows = (
+        (t.type, t.n_tensors, t.n_weights, t.n_bytes / _MB, t.bits_per_weight, t.cosine)
+        for t in types[:_MAX_TYPES]
+    )
+    yield from table_lines({**columns, "mean cosine": ">12.6f"}, rows)
     if len(types) > _MAX_TYPES:
         rest = types[_MAX_TYPES:]
         n_bytes = sum(t.n_bytes for t in rest)
@@ -166,21 +177,27 @@ def _type_lines(types: Sequence[TypeSum]) -> Iterator[str]:
 
 
 def _tensor_lines(tensors: Sequence[TensorReport]) -> Iterator[str]:
-    has_outliers = any(t.outliers is not None for t in tensors)
-    has_output = any(t.output_error is not None for t in tensors)
-    more = f" {'outliers':>9}" * has_outliers + f" {'output err.':>11}" * has_output
-    yield (
-        f"{'tensor':<20} {'type':<14} {'rows':>8} {'columns':>8} {'bits':>6} {'cosine':>9} "
-        f"{'error':>8} {'mse':>9} {'max error':>9}{more}  action"
-    )
-    for t in tensors:
-        more = f" {_share(t.outliers, 9)}" * has_outliers
-        more += f" {_share(t.output_error, 11)}" * has_output
-        yield (
-            f"{t.name:<20} {t.type:<14} {t.n_rows:>8} {t.n_cols:>8} {t.bits_per_weight:>6.2f} "
-            f"{t.cosine:>9.6f} {percent_text(t.error):>8} {t.mse:>9.3g} {t.max_error:>9.3g}{more}"
-            f"  {t.action}"
+    columns = {
+        "tensor": "<20", "type": "<14", "rows": ">8", "columns": ">8", "bits": ">6.2f",
+        "cosine": ">9.6f", "error": ">8", "mse": ">9.3g", "max error": ">9.3g",
+    }  # fmt: skip
+    # Columns that no tensor has a value for are left out
+    more = {"outliers": (">9", "outliers"), "output err.": (">11", "output_error")}
+    more = {
+        title: (form, name)
+        for title, (form, name) in more.items()
+        if any(getattr(t, name) is not None for t in tensors)
+    }
+    columns |= {title: form for title, (form, _) in more.items()} | {" action": ""}
+    rows = (
+        (
+            t.name, t.type, t.n_rows, t.n_cols, t.bits_per_weight, t.cosine, percent_text(t.error),
+            t.mse, t.max_error, *(_share(getattr(t, name)) for _, name in more.values()),
+            f" {t.action}",
         )
+        for t in tensors
+    )  # fmt: skip
+    yield from table_lines(columns, rows)
 
 
 def percent_text(fraction: float) -> str:
@@ -188,12 +205,8 @@ def percent_text(fraction: float) -> str:
     return "0 %" if fraction == 0 else f"{100 * fraction:.3g} %"
 
 
-def _share(value: float | None, width: int) -> str:
-    return f"{'-' if value is None else percent_text(value):>{width}}"
-
-
-def _optional(value: float | None, width: int) -> str:
-    return f"{'-' if value is None else f'{value:.4g}':>{width}}"
+def _share(value: float | None) -> str | None:
+    return None if value is None else percent_text(value)
 
 
 _MAX_KINDS = 32
