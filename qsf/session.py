@@ -9,7 +9,7 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from qsf.closable import Closing
 from qsf.errors import (
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from qsf.text.generation import GenerationStats
 
 
+# What cancels an answer, and its pieces
+_Run: TypeAlias = "tuple[Callable[[], None], Iterator[str]]"
 _ANSWER_TOKENS = 256  # that a context which holds a prompt should have for its answer
 
 
@@ -51,6 +53,89 @@ class Uncopyable:
             f"a {type(self).__name__} can be neither copied nor pickled: open the file again, or "
             "use Session.fork()"
         )
+
+
+class Talking:
+    """What sessions and models share: texts that continue a prompt, and answers to messages.
+
+    A model does it in its own session.
+    """
+
+    __slots__ = ()
+
+    @taking(GenerationOptions)
+    def chat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> Iterator[str]:
+        """Answer messages; iterate for the pieces of text.
+
+        To a session the messages are new ones: the file's chat template makes the prompt from
+        ``self.messages`` and them. When the iteration ends, even early, ``self.messages`` contains
+        them and the answer. An error before the first piece leaves the conversation as it was.
+
+        To a model they are the whole conversation. It remembers only the KV cache: a call with the
+        same messages and more evaluates only the new ones.
+
+        Args:
+            messages: what the user says, or one or more mappings with ``role`` ("system", "user",
+                "assistant" or what the template knows) and ``content``, a text or a list of parts
+                with text.
+            {options}
+
+        Raises:
+            QsfArgumentError: as ``generate``, or the template refuses the messages.
+            QsfFormatError: the template is broken.
+        """
+        return self._chat(messages, options)[1]
+
+    @taking(GenerationOptions)
+    def achat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> AsyncIterator[str]:
+        """Answer like ``chat``, for ``async for``: see ``agenerate``.
+
+        Args:
+            messages: as ``chat`` takes them.
+            {options}
+        """
+        return _threaded(*self._chat(messages, options))
+
+    @taking(GenerationOptions)
+    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
+        """Continue ``prompt``; iterate for the pieces of text.
+
+        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
+        the iteration has ended. The arguments are checked at once.
+
+        Args:
+            prompt: text, or token ids, which are used as they are: the whole sequence; tokens that
+                the session holds are not evaluated again.
+            {options}
+
+        Raises:
+            QsfArgumentError: an argument is out of range, or the prompt is longer than the
+                context; ``argument`` is its name.
+        """
+        return self._generate(prompt, options)[1]
+
+    @taking(GenerationOptions)
+    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
+        """Continue like ``generate``, for ``async for``.
+
+        The engine computes in a thread of the event loop's pool, while other tasks run. A task
+        that is cancelled ends its own generation within one layer's time, and no other's.
+
+        Args:
+            prompt: as ``generate`` takes it.
+            {options}
+        """
+        return _threaded(*self._generate(prompt, options))
+
+    def _chat(self, messages: Any, options: GenerationOptions) -> _Run:
+        raise NotImplementedError
+
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> _Run:
+        raise NotImplementedError
 
 
 def create_session(opened: OpenedModel) -> Session:
@@ -69,7 +154,7 @@ def create_session(opened: OpenedModel) -> Session:
     return session
 
 
-class Session(Closing, Uncopyable):
+class Session(Closing, Uncopyable, Talking):
     """One sequence of tokens and its KV cache, of an open model.
 
     ``Model.create_session()`` makes one; ``model.session`` is the model's own, which
@@ -284,43 +369,10 @@ class Session(Closing, Uncopyable):
 
     # ---- text ----
 
-    @taking(GenerationOptions)
-    def chat(
-        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
-    ) -> Iterator[str]:
-        """Answer in the conversation of this session; iterate for the pieces of text.
-
-        The file's chat template makes the prompt from ``self.messages`` and the new ones. When the
-        iteration ends, even early, ``self.messages`` contains them and the answer. An error before
-        the first piece leaves the conversation as it was.
-
-        Args:
-            messages: what the user says, or one or more mappings with ``role`` ("system", "user",
-                "assistant" or what the template knows) and ``content``.
-            {options}
-
-        Raises:
-            QsfArgumentError: as ``generate``, or the template refuses the messages.
-            QsfFormatError: the template is broken.
-        """
-        return self._chat(messages, options)[1]
-
-    @taking(GenerationOptions)
-    def achat(
-        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
-    ) -> AsyncIterator[str]:
-        """Answer like ``chat``, for ``async for``: see ``agenerate``.
-
-        Args:
-            messages: as ``chat`` takes them.
-            {options}
-        """
-        return self._threaded(*self._chat(messages, options))
-
-    def _chat(self, messages: Any, options: GenerationOptions) -> tuple[Generation, Iterator[str]]:
+    def _chat(self, messages: Any, options: GenerationOptions) -> _Run:
         messages = [*self.messages, *as_messages(messages)]
-        run, pieces = self._generate(*self._opened.prompt_of(messages, options))
-        return run, self._answer(messages, pieces)
+        cancel, pieces = self._generate(*self._opened.prompt_of(messages, options))
+        return cancel, self._answer(messages, pieces)
 
     def _answer(self, messages: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
         answer: list[str] = []
@@ -338,43 +390,7 @@ class Session(Closing, Uncopyable):
                 reply = {"role": "assistant", "content": "".join(answer)}
                 self.messages[:] = [*messages, reply]
 
-    @taking(GenerationOptions)
-    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
-        """Continue ``prompt``; iterate for the pieces of text.
-
-        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
-        the iteration has ended. The arguments are checked at once.
-
-        Args:
-            prompt: text, or token ids, which are used as they are: the whole sequence; tokens that
-                the session holds are not evaluated again.
-            {options}
-
-        Raises:
-            QsfArgumentError: an argument is out of range, or the prompt is longer than the
-                context; ``argument`` is its name.
-        """
-        return self._generate(prompt, options)[1]
-
-    @taking(GenerationOptions)
-    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
-        """Continue like ``generate``, for ``async for``.
-
-        The engine computes in a thread of the event loop's pool, while other tasks run. A task
-        that is cancelled ends its own generation within one layer's time, and no other's.
-
-        Args:
-            prompt: as ``generate`` takes it.
-            {options}
-        """
-        return self._threaded(*self._generate(prompt, options))
-
-    def _threaded(self, run: Generation, pieces: Iterator[str]) -> AsyncIterator[str]:
-        return _threaded(pieces, lambda: self._cancel((run,)))
-
-    def _generate(
-        self, prompt: str | Sequence[int], options: GenerationOptions
-    ) -> tuple[Generation, Iterator[str]]:
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> _Run:
         self._native.owner.check()
         if options.template_args:
             raise QsfArgumentError(
@@ -387,7 +403,7 @@ class Session(Closing, Uncopyable):
         tokens = as_tokens(prompt, "prompt")
         self.check_tokens(tokens, "prompt")
         run = Generation(opened, options, tokens)
-        return run, self._pieces(run)
+        return lambda: self._cancel((run,)), self._pieces(run)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
         """Raise QsfArgumentError for an empty sequence, one longer than the context, or invalid
@@ -545,7 +561,7 @@ class Session(Closing, Uncopyable):
         return chosen
 
 
-async def _threaded(pieces: Iterator[str], cancel: Callable[[], None]) -> AsyncIterator[str]:
+async def _threaded(cancel: Callable[[], None], pieces: Iterator[str]) -> AsyncIterator[str]:
     """Yield ``pieces``, a generator of texts that are never None.
 
     If the task is cancelled or the iteration is closed, ``cancel`` is called to end the current
