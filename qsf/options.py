@@ -259,9 +259,7 @@ class Keywords(Kind):
         )
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Return the values of ``name=value`` or of a JSON object; a value that is not JSON is a
-        text.
-        """
+        """Return the values of ``name=value`` (JSON, or else a text) or of a JSON object."""
         name, equals, value = text.partition("=")
         is_object = text.startswith("{")
         try:

@@ -63,9 +63,7 @@ def save_session(
 
 
 def _catch_up(session: Session) -> bool:
-    """Evaluate the tokens that recurrent states lack after a rewind; False: a sliding window has
-    moved on.
-    """
+    """Evaluate what recurrent states lack after a rewind; False: a sliding window has moved on."""
     tokens = session._native.tokens()
     try:
         session._native.rewind(len(tokens))

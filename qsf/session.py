@@ -406,9 +406,7 @@ class Session(Closing, Uncopyable, Talking):
         return lambda: self._cancel((run,)), self._pieces(run)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
-        """Raise QsfArgumentError for an empty sequence, one longer than the context, or invalid
-        ids.
-        """
+        """Raise QsfArgumentError for no tokens, more than the context holds, or invalid ids."""
         if not tokens:
             raise QsfArgumentError(
                 f"the {name} is empty: there is no token to begin with", argument=name

@@ -250,9 +250,7 @@ def cache_folder(repo: str) -> Path:
 
 
 def snapshot_of(folder: Path) -> Path:
-    """Return the snapshot of a folder of the hub's cache (``models--org--name``); other folders
-    unchanged.
-    """
+    """Return the snapshot of a folder of the hub's cache; other folders unchanged."""
     snapshots = folder / "snapshots"
     if not snapshots.is_dir():
         return folder

@@ -145,9 +145,7 @@ class Quality:
     n_unreadable: int = 0
 
     def meta(self) -> dict[str, Any]:
-        """Return the object for META; numbers are rounded, because their last digits differ between
-        machines.
-        """
+        """Return the object for META; last digits, which differ by machine, are rounded away."""
         meta: dict[str, Any] = {"tensors": [_rounded(dataclasses.asdict(t)) for t in self.tensors]}
         if self.layers:
             meta["layers"] = [_rounded(dataclasses.asdict(layer)) for layer in self.layers]

@@ -196,9 +196,7 @@ def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run")
 
 
 def valid_text(text: str, name: str) -> str:
-    """Return text from outside. Raises QsfArgumentError for lone surrogates, by which Python has
-    bytes that are not UTF-8.
-    """
+    """Return text from outside. Raises QsfArgumentError for bytes that are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape").decode()
     except ValueError:

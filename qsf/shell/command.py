@@ -54,9 +54,7 @@ def _raise_stopped(number: int, _frame: object) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError; signals that our parent ignores stay
-    ignored.
-    """
+    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError, unless our parent ignores them."""
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {

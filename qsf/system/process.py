@@ -64,9 +64,7 @@ def unmap_freed_arrays() -> None:
 
 
 def processor_name() -> str:
-    """Return the name of the processor, or the machine's architecture if the system does not report
-    it.
-    """
+    """Return the name of the processor, or else the machine's architecture."""
     import platform
     import re
 

@@ -200,9 +200,7 @@ class Chat:
     # ---- answering ----
 
     def _answer(self, line: str, options: GenerationOptions) -> None:
-        """Print the answer to ``line``. If the context is full, the oldest turns are forgotten
-        first.
-        """
+        """Print the answer to ``line``; a full context forgets its oldest turns first."""
         before = list(self._messages)
         n_forgotten = 0
         while True:
