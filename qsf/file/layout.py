@@ -78,13 +78,9 @@ FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through the
 
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
-    TensorType.Q: TensorType.Q_OUTLIERS,
-    TensorType.K: TensorType.K_OUTLIERS,
-    TensorType.V: TensorType.V_OUTLIERS,
-    TensorType.ATTN_OUT: TensorType.ATTN_OUT_OUTLIERS,
-    TensorType.FFN_GATE: TensorType.FFN_GATE_OUTLIERS,
-    TensorType.FFN_UP: TensorType.FFN_UP_OUTLIERS,
-    TensorType.FFN_DOWN: TensorType.FFN_DOWN_OUTLIERS,
+    TensorType[table.name.removesuffix("_OUTLIERS")]: table
+    for table in TensorType
+    if table.name.endswith("_OUTLIERS")
 }
 
 

@@ -125,7 +125,17 @@ def facts(ffi: FFI) -> str:
         (CSRC / "types/table.h").read_text(encoding="ascii"),
     )
     rows = sorted([*rows, ("5", "MIXED", '"mixed"', "0")], key=lambda row: int(row[0]))
-    lines += ["", "class Dtype(IntEnum):"]
+    lines += [
+        "",
+        "# Tensors of a layer as a pass uses them: type, layout, group, rows, columns",
+    ]
+    lines += ["LAYER_TENSORS = ("] + [
+        f'    (TensorType.{kind}, Layout.{layout}, "{group}", "{n_rows or "ONE"}", "{n_cols}"),'
+        for layout, kind, group, n_rows, n_cols in LAYER_TENSOR.findall(
+            (CSRC / "format/config.h").read_text("ascii").replace("MATRIX(", "TILES(")
+        )
+    ]
+    lines += [")", "", "class Dtype(IntEnum):"]
     lines += [f"    {re.sub('^([0-9])BIT', 'Q' + chr(92) + '1', s)} = {n}" for n, s, _, _ in rows]
     lines += ["", "# Name, bytes of a tile", "DTYPES = {"]
     lines += [f"    {n}: ({name}, {n_bytes})," for n, _, name, n_bytes in rows]
@@ -154,6 +164,10 @@ def facts(ffi: FFI) -> str:
 KEY = re.compile(
     r"(?:\b(U32|F32)\(|\{)(0x\w+|\d+), (?:QSF_VALUE_(F32_ARRAY), )?"
     r'"[^"]+", (?:offsetof\(\w+, )?(\w+)'
+)
+# A row of QSF_LAYER_TABLE; a vector has no rows of its own
+LAYER_TENSOR = re.compile(
+    r'(VECTOR|TILES|OUTLIERS)\((\w+), \w+, "\w+", IN_(\w+), \w+, (?:OF_(\w+), )?OF_(\w+)\)'
 )
 VALUE_TYPES = ("U32", "F32", "F32_ARRAY")
 FLAGS = ("rope_interleaved", "tied_head")
