@@ -260,9 +260,8 @@ def _read_text(path: Path, budget_mb: Any) -> str:
     """
     is_budget = isinstance(budget_mb, int) and budget_mb > 0
     most = min(_MAX_TEXT_BYTES, budget_mb * _MB // 16) if is_budget else _MAX_TEXT_BYTES
-    is_stdin = str(path) == "-"
-    name = "standard input" if is_stdin else str(path)
-    with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+    name = "standard input" if str(path) == "-" else str(path)
+    with command.open_input(path) as file:
         data = command.read_at_most(file, most + 1)
     if len(data) > most:
         limit = f"a --ram-budget of {budget_mb} MB" if most < _MAX_TEXT_BYTES else "any text"

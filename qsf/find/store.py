@@ -139,10 +139,7 @@ class Kept:
 
 
 def store_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.cache").expanduser()
-    return folder / "qsf" / "models"
+    return files.user_folder("XDG_CACHE_HOME", "~/.cache") / "models"
 
 
 def place_of(name: str, quant_type: str) -> Path:

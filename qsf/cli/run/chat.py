@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 import sys
 from contextlib import closing
@@ -33,6 +32,7 @@ from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
 from qsf.shell.prose import dim
+from qsf.system.files import user_folder
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import interruptible_wait
 from qsf.text.sampling import sampling_fields
@@ -417,10 +417,7 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
     readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
     readline.set_completer_delims(" ")
     readline.set_completer(completer)
-    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.local/state").expanduser()
-    path = folder / "qsf" / "history"
+    path = user_folder("XDG_STATE_HOME", "~/.local/state") / "history"
     with contextlib.suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(_MAX_HISTORY)

@@ -31,7 +31,7 @@ from qsf.options import (
     option_field,
 )
 from qsf.shell.arguments import FilePath, Group, Parser, Text, UsageError, model_parser, taken
-from qsf.system.files import READ_FLAGS
+from qsf.system.files import READ_FLAGS, user_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -430,10 +430,7 @@ _MAX_BYTES = 64 << 10
 
 def config_path() -> Path:
     """Return the path of the file, which may not exist."""
-    folder = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.config").expanduser()
-    return folder / "qsf" / "config.toml"
+    return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
 
 
 def read_defaults() -> dict[str, Any]:
