@@ -35,7 +35,7 @@ CAPS: dict[str, int] = {
     "csrc/stream": 3400,
     "csrc/text": 3200,
     "csrc/types": 250,
-    "qsf": 3050,
+    "qsf": 3350,
     "qsf/cli": 5200,
     "qsf/evaluate": 800,
     "qsf/file": 2700,

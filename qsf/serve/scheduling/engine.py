@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
 from qsf.native import binding as native
 from qsf.passes import Choice, Chosen, PassItem, Sampler, choose_items, is_ahead, run_items
-from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.serve.scheduling.job import Job
+from qsf.session import copy_held, load_session, save_session
 
 if TYPE_CHECKING:
     from qsf.session import Session

@@ -65,7 +65,7 @@ def with_mtp(facts: Facts) -> Facts:
     return replace(
         facts,
         header=replace(facts.header, n_layers=len(kinds) + 1),
-        layer_kinds=(*kinds, replace(kind, is_mtp=1)),
+        layer_kinds=(*kinds, replace(kind, is_mtp=True)),
         dims={**facts.dims, "joined": 2 * facts.header.dim},
     )
 
