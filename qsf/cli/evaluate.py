@@ -478,7 +478,7 @@ def report_lines(
 def _stored_costs(path: Path) -> list[str]:
     """Return the measured cost of the file's default arithmetic."""
     from qsf.file.reader import Reader
-    from qsf.report.meta import cost_lines, read_meta
+    from qsf.report.record import cost_lines, read_meta
 
     with Reader(path) as reader:
         return cost_lines(read_meta(reader))

@@ -41,7 +41,7 @@ from qsf.file.layout import (
 )
 from qsf.file.reader import Reader
 from qsf.foreign_json import JsonError, read_json
-from qsf.report.meta import read_meta
+from qsf.report.record import read_meta
 from qsf.report.text import full_lines, read_quality, table_lines, write_page
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_not_a_source, check_output

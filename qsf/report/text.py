@@ -19,8 +19,15 @@ from qsf.errors import QsfError, clean
 from qsf.file.family import family_of
 from qsf.file.layout import dtype_name
 from qsf.file.reader import Reader
-from qsf.report.meta import read_meta
-from qsf.report.record import Evaluation, LayerReport, Quality, Report, TensorReport, TypeSum
+from qsf.report.record import (
+    Evaluation,
+    LayerReport,
+    Quality,
+    Report,
+    TensorReport,
+    TypeSum,
+    read_meta,
+)
 from qsf.shell.output import write_text
 
 _MB = 2**20  # as qsf-run and system monitors count

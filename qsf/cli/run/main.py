@@ -286,7 +286,7 @@ def _print_plan(request: Request) -> int:
 def _cost_lines(request: Request) -> list[str]:
     """Return the file's default arithmetic; leaves out the KV cache if the user chose one."""
     from qsf.file.reader import Reader
-    from qsf.report.meta import cost_lines, read_meta
+    from qsf.report.record import cost_lines, read_meta
 
     with Reader(request.path) as reader:
         return cost_lines(read_meta(reader), with_kv_cache=request.opening.kv_type is None)
