@@ -1,6 +1,6 @@
 """The section META of a file, and the quality report in it: losses of tensors, measurements.
 
-The report is the object "quality" of META (docs/evaluation.md, "The report in the file"). `Quality.meta`
+The report is the object "quality" (docs/evaluation.md, "The report in the file"). `Quality.meta`
 writes it, `Quality.from_meta` reads it from an untrusted file: it never raises, and returns
 neither numbers that are not finite nor absurd counts.
 """

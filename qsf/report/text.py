@@ -116,15 +116,10 @@ def evaluation_lines(e: Evaluation) -> Iterator[str]:
     where = f"{e.tokens} tokens of {e.text or 'a text'}, context {e.ctx_tokens}"
     protocol = f", {e.protocol}" if e.protocol else ""
     yield f"{_perplexity(e)}  [{where}{protocol}]"
-    parts = [
-        *([] if e.kl_mean is None else [f"KL mean {e.kl_mean:.4g}"]),
-        *([] if e.kl_p99 is None else [f"KL 99 % {e.kl_p99:.4g}"]),
-        *(
-            []
-            if e.top1_agreement is None
-            else [f"same first choice {percent_text(e.top1_agreement)}"]
-        ),
-    ]
+    divergences = (("KL mean", e.kl_mean), ("KL 99 %", e.kl_p99))
+    parts = [f"{name} {value:.4g}" for name, value in divergences if value is not None]
+    if e.top1_agreement is not None:
+        parts.append(f"same first choice {percent_text(e.top1_agreement)}")
     if parts:
         yield ", ".join(parts)
 
@@ -188,18 +183,18 @@ def _tensor_lines(tensors: Sequence[TensorReport]) -> Iterator[str]:
         "tensor": "<20", "type": "<14", "rows": ">8", "columns": ">8", "bits": ">6.2f",
         "cosine": ">9.6f", "error": ">8", "mse": ">9.3g", "max error": ">9.3g",
     }  # fmt: skip
-    # Columns that no tensor has a value for are left out
-    more = {"outliers": (">9", "outliers"), "output err.": (">11", "output_error")}
-    more = {
-        title: (form, name)
-        for title, (form, name) in more.items()
+    more = [
+        (title, form, name)
+        for title, form, name in (
+            ("outliers", ">9", "outliers"), ("output err.", ">11", "output_error")
+        )
         if any(getattr(t, name) is not None for t in tensors)
-    }
-    columns |= {title: form for title, (form, _) in more.items()} | {" action": ""}
+    ]  # fmt: skip
+    columns |= {title: form for title, form, _ in more} | {" action": ""}
     rows = (
         (
             t.name, t.type, t.n_rows, t.n_cols, t.bits_per_weight, t.cosine, percent_text(t.error),
-            t.mse, t.max_error, *(_share(getattr(t, name)) for _, name in more.values()),
+            t.mse, t.max_error, *(_share(getattr(t, name)) for _, _, name in more),
             f" {t.action}",
         )
         for t in tensors
