@@ -6,14 +6,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 _Options = TypeVar("_Options")
 
