@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from qsf.options import ModelOptions as ModelOptions
     from qsf.session import Session as Session
     from qsf.text.chat import ChatTemplate as ChatTemplate
+    from qsf.text.generation import ChosenToken as ChosenToken
     from qsf.text.generation import GenerationStats as GenerationStats
     from qsf.text.sampling import SamplingParams as SamplingParams
     from qsf.text.tokenizer import Tokenizer as Tokenizer
-    from qsf.text.tokens import ChosenToken as ChosenToken
     from qsf_converter.convert import convert as convert
 
     __version__: str
@@ -61,8 +61,7 @@ _NAMES_OF = {
     "qsf.options": ("GenerationOptions", "ModelOptions"),
     "qsf.session": ("Session",),
     "qsf.text.chat": ("ChatTemplate",),
-    "qsf.text.tokens": ("ChosenToken",),
-    "qsf.text.generation": ("GenerationStats",),
+    "qsf.text.generation": ("ChosenToken", "GenerationStats"),
     "qsf.text.sampling": ("SamplingParams",),
     "qsf.text.tokenizer": ("Tokenizer",),
     "qsf_converter.convert": ("convert",),

@@ -32,9 +32,8 @@ from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Limits, Scheduler
 from qsf.session import create_session
 from qsf.text.arguments import as_tokens
-from qsf.text.embedding import unit_vector
+from qsf.text.embedding import TASK, Reranker, unit_vector
 from qsf.text.generation import GenerationStats, answer_values, seed_of
-from qsf.text.reranking import TASK, Reranker
 from qsf.text.sampling import resolve_sampling, sampling_fields
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
     from qsf.session import Session
     from qsf.text.embedding import TextVectors
-    from qsf.text.open_model import OpenedModel
+    from qsf.text.parts import OpenedModel
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from qsf.native.records import MemoryPlan
+    from qsf.native.binding import MemoryPlan
 
 
 MAX_LINE: Final = 1000

@@ -13,16 +13,15 @@ from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError
 from qsf.native.opening import io_origin, open_native, plan_native, with_policy
 from qsf.options import GenerationOptions, ModelOptions, call_with, taking
 from qsf.passes import choose_items, run_items
-from qsf.session import Session, Uncopyable, create_session
+from qsf.session import Session, Talking, Uncopyable, _Run, create_session
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.channels import ends_with_channels
-from qsf.text.open_model import OpenedModel
-from qsf.text.parts import read_text_parts
+from qsf.text.parts import OpenedModel, read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
 
 
-class Model(Closing, Uncopyable):
+class Model(Closing, Uncopyable, Talking):
     """One .qsf file, opened: the weights, the tokenizer and the chat template.
 
     The model has a session of its own, ``session``, which ``generate`` and ``logits`` use: a call
@@ -415,56 +414,11 @@ class Model(Closing, Uncopyable):
 
         return Batch(self._opened, options)
 
-    @taking(GenerationOptions)
-    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
-        """Continue ``prompt`` in the model's own session: see ``Session.generate``.
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> _Run:
+        return self._session._generate(prompt, options)
 
-        Args:
-            prompt: text, or token ids, which are used as they are.
-            {options}
-        """
-        return call_with(self._session.generate, prompt, options)
-
-    @taking(GenerationOptions)
-    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
-        """Continue ``prompt``, for ``async for``: see ``Session.agenerate``.
-
-        Args:
-            prompt: text, or token ids, which are used as they are.
-            {options}
-        """
-        return call_with(self._session.agenerate, prompt, options)
-
-    @taking(GenerationOptions)
-    def chat(self, messages: str | Sequence[Mapping[str, Any]], options: Any) -> Iterator[str]:
-        """Answer ``messages``, which are the whole conversation; iterate for the pieces of text.
-
-        The model remembers only the KV cache: a call with the same messages and more evaluates
-        only the new ones. ``Session.chat`` keeps the conversation for its caller.
-
-        Args:
-            messages: what the user says, or mappings with ``role`` ("system", "user",
-                "assistant" or what the template knows) and ``content``, a text or a list of parts
-                with text.
-            {options}
-
-        Raises:
-            QsfArgumentError: as ``generate``, or the template refuses the messages.
-            QsfFormatError: the template is broken.
-        """
-        return call_with(self._session.generate, *self._opened.prompt_of(messages, options))
-
-    @taking(GenerationOptions)
-    def achat(
-        self, messages: str | Sequence[Mapping[str, Any]], options: Any
-    ) -> AsyncIterator[str]:
-        """Answer ``messages``, for ``async for``: see ``chat`` and ``Session.agenerate``.
-
-        Args:
-            messages: as ``chat`` takes them.
-            {options}
-        """
-        return call_with(self._session.agenerate, *self._opened.prompt_of(messages, options))
+    def _chat(self, messages: Any, options: GenerationOptions) -> _Run:
+        return self._session._generate(*self._opened.prompt_of(messages, options))
 
 
 def checked_path(path: object) -> str | os.PathLike[str]:

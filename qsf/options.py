@@ -26,7 +26,7 @@ from qsf.kv import KV_POLICIES, KV_TYPES, parse_kv_policy, parse_kv_type
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from qsf.text.tokens import ChosenToken, TokenConstraint
+    from qsf.text.generation import ChosenToken, TokenConstraint
 
 
 MAX_U32 = 2**32 - 1
@@ -263,9 +263,7 @@ class Keywords(Kind):
         )
 
     def parse(self, text: str) -> dict[str, Any]:
-        """Return the values of ``name=value`` or of a JSON object; a value that is not JSON is a
-        text.
-        """
+        """Return the values of ``name=value`` (JSON, or else a text) or of a JSON object."""
         name, equals, value = text.partition("=")
         is_object = text.startswith("{")
         try:

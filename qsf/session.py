@@ -9,7 +9,8 @@ import threading
 import time
 from array import array
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from qsf.closable import Closing
 from qsf.errors import (
@@ -19,24 +20,28 @@ from qsf.errors import (
     QsfMemoryError,
     QsfStateError,
 )
+from qsf.file.session_file import SessionFile, SessionHead, write_session
+from qsf.kv import kv_type_name
 from qsf.native import binding
-from qsf.native.passing import Choice, Chosen, choose
 from qsf.options import GenerationOptions, Whole, check_value, taking
-from qsf.saved_sessions import copy_held, load_session, save_session
+from qsf.passes import Choice, Chosen, choose
 from qsf.text.arguments import as_messages, as_tokens, check_rows
-from qsf.text.generation import Generation
-from qsf.text.open_model import OpenedModel
-from qsf.text.tokens import ChosenToken
+from qsf.text.generation import ChosenToken, Generation
+from qsf.text.parts import OpenedModel
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+    import asyncio
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
+    from qsf.text.parts import OpenedModel
 
 
+# What cancels an answer, and its pieces
+_Run: TypeAlias = "tuple[Callable[[], None], Iterator[str]]"
 _ANSWER_TOKENS = 256  # that a context which holds a prompt should have for its answer
 
 
@@ -51,6 +56,89 @@ class Uncopyable:
             f"a {type(self).__name__} can be neither copied nor pickled: open the file again, or "
             "use Session.fork()"
         )
+
+
+class Talking:
+    """What sessions and models share: texts that continue a prompt, and answers to messages.
+
+    A model does it in its own session.
+    """
+
+    __slots__ = ()
+
+    @taking(GenerationOptions)
+    def chat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> Iterator[str]:
+        """Answer messages; iterate for the pieces of text.
+
+        To a session the messages are new ones: the file's chat template makes the prompt from
+        ``self.messages`` and them. When the iteration ends, even early, ``self.messages`` contains
+        them and the answer. An error before the first piece leaves the conversation as it was.
+
+        To a model they are the whole conversation. It remembers only the KV cache: a call with the
+        same messages and more evaluates only the new ones.
+
+        Args:
+            messages: what the user says, or one or more mappings with ``role`` ("system", "user",
+                "assistant" or what the template knows) and ``content``, a text or a list of parts
+                with text.
+            {options}
+
+        Raises:
+            QsfArgumentError: as ``generate``, or the template refuses the messages.
+            QsfFormatError: the template is broken.
+        """
+        return self._chat(messages, options)[1]
+
+    @taking(GenerationOptions)
+    def achat(
+        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
+    ) -> AsyncIterator[str]:
+        """Answer like ``chat``, for ``async for``: see ``agenerate``.
+
+        Args:
+            messages: as ``chat`` takes them.
+            {options}
+        """
+        return _threaded(*self._chat(messages, options))
+
+    @taking(GenerationOptions)
+    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
+        """Continue ``prompt``; iterate for the pieces of text.
+
+        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
+        the iteration has ended. The arguments are checked at once.
+
+        Args:
+            prompt: text, or token ids, which are used as they are: the whole sequence; tokens that
+                the session holds are not evaluated again.
+            {options}
+
+        Raises:
+            QsfArgumentError: an argument is out of range, or the prompt is longer than the
+                context; ``argument`` is its name.
+        """
+        return self._generate(prompt, options)[1]
+
+    @taking(GenerationOptions)
+    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
+        """Continue like ``generate``, for ``async for``.
+
+        The engine computes in a thread of the event loop's pool, while other tasks run. A task
+        that is cancelled ends its own generation within one layer's time, and no other's.
+
+        Args:
+            prompt: as ``generate`` takes it.
+            {options}
+        """
+        return _threaded(*self._generate(prompt, options))
+
+    def _chat(self, messages: Any, options: GenerationOptions) -> _Run:
+        raise NotImplementedError
+
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> _Run:
+        raise NotImplementedError
 
 
 def create_session(opened: OpenedModel) -> Session:
@@ -69,7 +157,7 @@ def create_session(opened: OpenedModel) -> Session:
     return session
 
 
-class Session(Closing, Uncopyable):
+class Session(Closing, Uncopyable, Talking):
     """One sequence of tokens and its KV cache, of an open model.
 
     ``Model.create_session()`` makes one; ``model.session`` is the model's own, which
@@ -284,43 +372,10 @@ class Session(Closing, Uncopyable):
 
     # ---- text ----
 
-    @taking(GenerationOptions)
-    def chat(
-        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
-    ) -> Iterator[str]:
-        """Answer in the conversation of this session; iterate for the pieces of text.
-
-        The file's chat template makes the prompt from ``self.messages`` and the new ones. When the
-        iteration ends, even early, ``self.messages`` contains them and the answer. An error before
-        the first piece leaves the conversation as it was.
-
-        Args:
-            messages: what the user says, or one or more mappings with ``role`` ("system", "user",
-                "assistant" or what the template knows) and ``content``.
-            {options}
-
-        Raises:
-            QsfArgumentError: as ``generate``, or the template refuses the messages.
-            QsfFormatError: the template is broken.
-        """
-        return self._chat(messages, options)[1]
-
-    @taking(GenerationOptions)
-    def achat(
-        self, messages: str | Mapping[str, Any] | Sequence[Mapping[str, Any]], options: Any
-    ) -> AsyncIterator[str]:
-        """Answer like ``chat``, for ``async for``: see ``agenerate``.
-
-        Args:
-            messages: as ``chat`` takes them.
-            {options}
-        """
-        return self._threaded(*self._chat(messages, options))
-
-    def _chat(self, messages: Any, options: GenerationOptions) -> tuple[Generation, Iterator[str]]:
+    def _chat(self, messages: Any, options: GenerationOptions) -> _Run:
         messages = [*self.messages, *as_messages(messages)]
-        run, pieces = self._generate(*self._opened.prompt_of(messages, options))
-        return run, self._answer(messages, pieces)
+        cancel, pieces = self._generate(*self._opened.prompt_of(messages, options))
+        return cancel, self._answer(messages, pieces)
 
     def _answer(self, messages: list[dict[str, Any]], pieces: Iterator[str]) -> Iterator[str]:
         answer: list[str] = []
@@ -338,45 +393,7 @@ class Session(Closing, Uncopyable):
                 reply = {"role": "assistant", "content": "".join(answer)}
                 self.messages[:] = [*messages, reply]
 
-    @taking(GenerationOptions)
-    def generate(self, prompt: str | Sequence[int], options: Any) -> Iterator[str]:
-        """Continue ``prompt``; iterate for the pieces of text.
-
-        Pieces are whole characters. Work is done while iterating; ``stats`` is there when
-        the iteration has ended. The arguments are checked at once.
-
-        Args:
-            prompt: text, or token ids, which are used as they are: the whole sequence; tokens that
-                the session holds are not evaluated again.
-            {options}
-
-        Raises:
-            QsfArgumentError: an argument is out of range, or the prompt is longer than the
-                context; ``argument`` is its name.
-        """
-        return self._generate(prompt, options)[1]
-
-    @taking(GenerationOptions)
-    def agenerate(self, prompt: str | Sequence[int], options: Any) -> AsyncIterator[str]:
-        """Continue like ``generate``, for ``async for``.
-
-        The engine computes in a thread of the event loop's pool, while other tasks run. A task
-        that is cancelled ends its own generation within one layer's time, and no other's.
-
-        Args:
-            prompt: as ``generate`` takes it.
-            {options}
-        """
-        return self._threaded(*self._generate(prompt, options))
-
-    def _threaded(self, run: Generation, pieces: Iterator[str]) -> AsyncIterator[str]:
-        from qsf.text.threaded import threaded  # imports asyncio: 4 MB that few users need
-
-        return threaded(pieces, lambda: self._cancel((run,)))
-
-    def _generate(
-        self, prompt: str | Sequence[int], options: GenerationOptions
-    ) -> tuple[Generation, Iterator[str]]:
+    def _generate(self, prompt: str | Sequence[int], options: GenerationOptions) -> _Run:
         self._native.owner.check()
         if options.template_args:
             raise QsfArgumentError(
@@ -389,12 +406,10 @@ class Session(Closing, Uncopyable):
         tokens = as_tokens(prompt, "prompt")
         self.check_tokens(tokens, "prompt")
         run = Generation(opened, options, tokens)
-        return run, self._pieces(run)
+        return lambda: self._cancel((run,)), self._pieces(run)
 
     def check_tokens(self, tokens: array[int], name: str) -> None:
-        """Raise QsfArgumentError for an empty sequence, one longer than the context, or invalid
-        ids.
-        """
+        """Raise QsfArgumentError for no tokens, more than the context holds, or invalid ids."""
         if not tokens:
             raise QsfArgumentError(
                 f"the {name} is empty: there is no token to begin with", argument=name
@@ -545,3 +560,140 @@ class Session(Closing, Uncopyable):
         if isinstance(chosen, QsfError):
             raise chosen
         return chosen
+
+
+async def _threaded(cancel: Callable[[], None], pieces: Iterator[str]) -> AsyncIterator[str]:
+    """Yield ``pieces``, a generator of texts that are never None.
+
+    If the task is cancelled or the iteration is closed, ``cancel`` is called to end the current
+    piece; its thread is awaited, then the generator is closed.
+    """
+    import asyncio  # 4 MB that few users need
+
+    step: asyncio.Future[str | None] | None = None
+    try:
+        while True:
+            step = asyncio.ensure_future(asyncio.to_thread(next, pieces, None))
+            piece = await asyncio.shield(step)
+            if piece is None:
+                return
+            yield piece
+    finally:
+        while step is not None and not step.done():
+            cancel()
+            with contextlib.suppress(asyncio.CancelledError):  # one is already on its way
+                await asyncio.wait([step])
+        if step is not None and not step.cancelled():
+            step.exception()  # the error was raised above, or nobody waits for it any more
+        pieces.close()  # type: ignore[attr-defined]
+
+
+# ---- saved sessions: block by block, so a file may be larger than the memory budget ----
+
+
+def save_session(
+    session: Session, path: str | os.PathLike[str], owner: str = "", *, is_synced: bool = True
+) -> None:
+    """Write the state of the session: see ``Session.save``, and ``write_session``."""
+    opened = session._opened
+    with session._turn():
+        state = binding.describe_state(session._native)
+        if state.n_tokens < session._native.position() and _catch_up(session):
+            state = binding.describe_state(session._native)
+        head = SessionHead(
+            key=binding.state_key(opened.native),
+            tokens=session._native.tokens()[: state.n_tokens],
+            has_logits=state.has_logits,
+            state_bytes=state.n_bytes,
+            messages=session.messages,
+            model=opened.name,
+            kv_type=kv_type(opened),
+            owner=owner,
+        )
+        write_session(
+            Path(path),
+            head,
+            lambda offset, block: binding.read_state(session._native, offset, block),
+            is_synced=is_synced,
+        )
+
+
+def _catch_up(session: Session) -> bool:
+    """Evaluate what recurrent states lack after a rewind; False: a sliding window has moved on."""
+    tokens = session._native.tokens()
+    try:
+        session._native.rewind(len(tokens))
+    except QsfArgumentError:
+        return False
+    while session._native.sync_chunk(tokens) < len(tokens):
+        pass
+    return True
+
+
+def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
+    """Restore the session from a file: see ``Session.load``."""
+    opened = session._opened
+    with SessionFile(path, memory_bytes=opened.input_bytes) as file:
+        head = file.head
+        messages = as_messages(head.messages)
+        _check_goes_on(opened, file)
+        state = binding.State(len(head.tokens), head.has_logits, head.state_bytes)
+
+        def take(offset: int, block: memoryview, crc32: int) -> None:
+            binding.write_state(session._native, state, offset, block, crc32)
+
+        with session._turn():
+            session._native.rewind(0)
+            try:
+                file.read_blocks(take)
+            except QsfMemoryError:  # the KV pool is full: nothing is wrong with the file
+                raise
+            except QsfError as error:
+                raise error.located(path) if error.path is None else error from None
+            if state.n_bytes:
+                binding.adopt_state(session._native, head.tokens)
+    session.messages[:] = messages
+    return head
+
+
+def _check_goes_on(opened: OpenedModel, file: SessionFile) -> None:
+    head, ctx_tokens = file.head, opened.info.plan.ctx_tokens
+    if head.key != binding.state_key(opened.native):
+        raise QsfArgumentError(
+            f"{file.path}: what it holds was computed by {head.model} with a KV cache of "
+            f"{head.kv_type}, and this is {opened.name} with {kv_type(opened)}: it goes on with "
+            "the same file, KV type, quality, exactness and release only",
+            argument="path",
+        )
+    if len(head.tokens) > ctx_tokens:
+        raise QsfArgumentError(
+            f"{file.path}: it holds {len(head.tokens)} tokens, but the context holds {ctx_tokens}: "
+            f"open the model with max_seq_len={len(head.tokens)} or more",
+            argument="path",
+        )
+
+
+def kv_type(opened: OpenedModel) -> str:
+    """Return the types of keys and values, such as k8v4."""
+    plan = opened.info.plan
+    return kv_type_name(plan.kv_k_bits, plan.kv_v_bits)
+
+
+def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None:
+    """Make session ``to`` hold the first tokens, or all, of another session by sharing blocks.
+
+    Raises:
+        QsfArgumentError: the other session holds fewer tokens, or a sliding window has dropped
+            positions that the next token would see; ``to`` is unchanged.
+    """
+    with _both_turns(to, source):
+        n_copied = source._native.position() if n_tokens is None else n_tokens
+        binding.copy_tokens(to._native, source._native, n_copied)
+
+
+@contextlib.contextmanager
+def _both_turns(a: Session, b: Session) -> Iterator[None]:
+    """Lock two sessions, always in the same order, so that two threads never deadlock."""
+    first, second = sorted((a, b), key=id)
+    with first._turn(), second._turn():
+        yield

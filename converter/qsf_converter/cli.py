@@ -19,9 +19,8 @@ import typer
 from qsf.errors import QsfArgumentError, error_line
 from qsf.file.reader import Reader
 from qsf.native.binding import describe_machine
-from qsf.report.html import write_page
 from qsf.report.record import Report
-from qsf.report.text import full_lines, summary_lines
+from qsf.report.text import full_lines, summary_lines, write_page
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text

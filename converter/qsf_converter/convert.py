@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.file.blocks import pack_tokenizer
 from qsf.file.layout import KEPT as ALL_KEPT
 from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
-from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.foreign_json import read_json
-from qsf.report.meta import cost_lines
-from qsf.report.record import Quality, Report
+from qsf.report.record import Quality, Report, cost_lines
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
 from qsf_converter.calibrate.calibration import Calibration

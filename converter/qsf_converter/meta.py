@@ -21,8 +21,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from qsf.file.blocks import pack_tokenizer
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, dtype_name
-from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK

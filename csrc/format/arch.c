@@ -35,8 +35,8 @@ static const qsf_key arch_keys[] = {
     F32(12, "logit cap", logit_cap),
     U32(13, "width of own embeddings", own_width, 0, QSF_MAX_OWN_WIDTH),
     U32(14, "encoder", is_encoder, 0, 1),
-    U32(0x8010, "bits of keys", kv_k_bits, 2, 32),
-    U32(0x8011, "bits of values", kv_v_bits, 2, 32),
+    U32(0x8010, "bits of keys", kv_key_bits, 2, 32),
+    U32(0x8011, "bits of values", kv_value_bits, 2, 32),
     U32(0x8012, "bits of activations", act_bits, 8, 16),
 };
 
@@ -69,8 +69,8 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
     };
     QSF_TRY(qsf_keyvalues_parse("ARCH", bytes, n_bytes, arch_keys,
                                 sizeof arch_keys / sizeof arch_keys[0], out));
-    QSF_TRY(check_kv_bits("keys", out->kv_k_bits));
-    QSF_TRY(check_kv_bits("values", out->kv_v_bits));
+    QSF_TRY(check_kv_bits("keys", out->kv_key_bits));
+    QSF_TRY(check_kv_bits("values", out->kv_value_bits));
     QSF_TRY(check_act_bits(out->act_bits));
     if (out->rope_dims == ABSENT)
         out->rope_dims = h->head_dim;

@@ -193,8 +193,9 @@ static qsf_status check_dimensions(const qsf_header *h)
     return check_range("head dimension", h->head_dim, 1, QSF_MAX_HEAD_DIM);
 }
 
-static qsf_status check_kinds(const qsf_header *h)
+qsf_status qsf_header_check(const qsf_header *h)
 {
+    QSF_TRY(check_dimensions(h));
     QSF_TRY(check_range("quantisation type", h->dtype, 0, QSF_DTYPE_COUNT - 1));
     QSF_TRY(check_range("activation", h->activation, 0, QSF_ACTIVATION_HEADER_COUNT - 1));
     QSF_TRY(check_range("normalisation", h->norm, 0, QSF_NORM_COUNT - 1));
@@ -257,7 +258,6 @@ qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf
         .directory_crc32 = qsf_load_u32(bytes + 112),
         .unit_index_crc32 = qsf_load_u32(bytes + 120),
     };
-    QSF_TRY(check_dimensions(h));
-    QSF_TRY(check_kinds(h));
+    QSF_TRY(qsf_header_check(h));
     return check_links(bytes, links);
 }

@@ -56,13 +56,13 @@ typedef struct qsf_arch {
     uint32_t rope_dims;
     uint32_t rope_interleaved; /* 0 or 1 */
     uint32_t tied_head;        /* 0 or 1 */
-    uint32_t is_encoder;       /* 0 or 1: no head, and a token sees later ones too */
     uint32_t window_tokens;    /* 0: none */
     float embedding_factor;
-    float logit_cap;    /* 0: none */
-    uint32_t own_width; /* of the embeddings that each layer has of its own; 0: none */
-    uint32_t kv_k_bits; /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
-    uint32_t kv_v_bits;
+    float logit_cap;      /* 0: none */
+    uint32_t is_encoder;  /* 0 or 1: no head, and a token sees later ones too */
+    uint32_t own_width;   /* of the embeddings that each layer has of its own; 0: none */
+    uint32_t kv_key_bits; /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
+    uint32_t kv_value_bits;
     uint32_t act_bits; /* of activations with weights of codes below 8 bits: 8 or 16 */
 } qsf_arch;
 

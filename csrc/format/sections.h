@@ -20,6 +20,9 @@ typedef struct qsf_header_links {
 qsf_status qsf_header_parse(const unsigned char *bytes, uint64_t file_bytes, qsf_header *h,
                             qsf_header_links *links);
 
+/* Checks the model's numbers in a header, whose KV heads are resolved. */
+qsf_status qsf_header_check(const qsf_header *h);
+
 /* Reads the directory into r->sections. The caller has checked the header. */
 qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links);
 

@@ -196,8 +196,8 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     QSF_FAIL_IF(opt->kv_rotation == QSF_KV_ROTATION_ON && !qsf_kvcache_can_rotate(in->config), ARG,
                 "heads of %u dimensions cannot be rotated: kv_rotation needs 16 to 4096",
                 in->config->head_dim);
-    how->kv_k_bits = kv_bits(opt, opt->kv_k_type, in->reader->arch.kv_k_bits);
-    how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_v_bits);
+    how->kv_k_bits = kv_bits(opt, opt->kv_k_type, in->reader->arch.kv_key_bits);
+    how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_value_bits);
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
         how->ctx_tokens = max_tokens < QSF_DEFAULT_CTX_TOKENS ? max_tokens : QSF_DEFAULT_CTX_TOKENS;

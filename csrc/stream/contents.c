@@ -73,8 +73,7 @@ qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
                               const qsf_table *rope, const qsf_table *kind)
 {
     QSF_REQUIRE(header, arch, rope, kind);
-    QSF_FAIL_IF(header->n_layers < 1 || header->n_layers > QSF_MAX_LAYERS, ARG,
-                "%u layers, allowed: 1 to %u", header->n_layers, (unsigned)QSF_MAX_LAYERS);
+    QSF_TRY(qsf_header_check(header));
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader r = {.header = *header,

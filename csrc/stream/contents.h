@@ -36,7 +36,7 @@ QSF_API qsf_status qsf_contents_read(qsf_contents *c, uint32_t i, void *dst);
 /* Checks extent i in file order, and the padding around it. Sets *end to where it ends. */
 QSF_API qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end);
 
-/* Checks ARCH, ROPE and KIND of a file with this header, as qsf_contents_open does; a table without
+/* Checks a header, and ARCH, ROPE and KIND beside it, as qsf_contents_open does; a table without
  * bytes is a section that the file lacks. May change the order of bytes. For writers. */
 QSF_API qsf_status qsf_contents_check(const qsf_header *header, const qsf_table *arch,
                                       const qsf_table *rope, const qsf_table *kind);

@@ -56,10 +56,7 @@ class Running:
 
 
 def _folder() -> Path:
-    folder = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.local/state").expanduser()
-    return folder / "qsf" / "servers"
+    return files.user_folder("XDG_STATE_HOME", "~/.local/state") / "servers"
 
 
 @contextlib.contextmanager

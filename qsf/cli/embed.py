@@ -6,8 +6,6 @@ Vectors go to standard output or a file, one a line as a JSON list, in the order
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Annotated, Any
@@ -62,18 +60,13 @@ def embed_command(
     path = find_model(model, is_quiet=False)
     options: Any = {"threads": threads, "max_seq_len": max_seq_len, "draft": "off"}
     with (
-        _opened(file) as lines,
+        command.open_input(file) as lines,
         Model(path, ram_budget=budget_mb(ram_budget), sessions=parallel, **options) as opened,
     ):
         texts = _texts(lines)
         for vector in opened.embed(texts, pooling=pooling, dimensions=dimensions):
             command.show_lines("[" + ", ".join(f"{value:.9g}" for value in vector) + "]")
         command.say_line(opened.info.plan.text)
-
-
-def _opened(file: Path) -> contextlib.AbstractContextManager[IO[bytes]]:
-    is_stdin = str(file) == "-"
-    return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else file.open("rb")
 
 
 def _texts(lines: IO[bytes]) -> Iterator[str]:

@@ -14,23 +14,37 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError, one_line
-from qsf.evaluate.windows import DEFAULT_PROTOCOL, PROTOCOLS
+from qsf.evaluate.evaluation import (
+    DEFAULT_PROTOCOL,
+    PROTOCOLS,
+    Evaluation,
+    LogitSource,
+    ShortenedLogits,
+    checked_stride,
+    default_ctx_tokens,
+    evaluate,
+    judged_kv_type,
+    perplexity_change,
+    working_bytes,
+)
 from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
-from qsf.kv import kv_type_name
+from qsf.file.reader import Reader
+from qsf.kv import kv_type_name, parse_kv_policy
+from qsf.model import Model
+from qsf.native import binding
+from qsf.native.opening import budget_mb, does_not_fit
 from qsf.options import ModelOptions, call_with
+from qsf.report.record import cost_lines, read_meta
 from qsf.shell import command, typer_app
 from qsf.shell.progress import ProgressLine
 from qsf.system.signals import Watcher
-
-if TYPE_CHECKING:
-    from qsf.evaluate.evaluation import Evaluation, LogitSource
-    from qsf.model import Model
+from qsf.text.parts import require_tokenizer
 
 PROGRAM = "qsf-eval"
 
@@ -192,11 +206,6 @@ def evaluate_command(
 
     With --against also how far it is from another model, above all from the one it was made of.
     """
-    from qsf.evaluate.evaluation import judged_kv_type
-    from qsf.evaluate.windows import checked_stride
-    from qsf.native.opening import budget_mb
-    from qsf.text.parts import require_tokenizer
-
     _check_paths(model, against, json_out)
     require_tokenizer(model)
     ram_budget = budget_mb(ram_budget)
@@ -244,9 +253,6 @@ def _check_paths(model: Path, against: Path | None, json_out: str | None) -> Non
 
 
 def _ctx_tokens(model: Path, ctx_tokens: int | None) -> int:
-    from qsf.evaluate.evaluation import default_ctx_tokens
-    from qsf.file.reader import Reader
-
     with Reader(model) as reader:
         limit = reader.header.max_tokens
     if ctx_tokens is not None and ctx_tokens > limit:
@@ -261,9 +267,8 @@ def _read_text(path: Path, budget_mb: Any) -> str:
     """
     is_budget = isinstance(budget_mb, int) and budget_mb > 0
     most = min(_MAX_TEXT_BYTES, budget_mb * _MB // 16) if is_budget else _MAX_TEXT_BYTES
-    is_stdin = str(path) == "-"
-    name = "standard input" if is_stdin else str(path)
-    with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+    name = "standard input" if str(path) == "-" else str(path)
+    with command.open_input(path) as file:
         data = command.read_at_most(file, most + 1)
     if len(data) > most:
         limit = f"a --ram-budget of {budget_mb} MB" if most < _MAX_TEXT_BYTES else "any text"
@@ -281,8 +286,6 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 
 def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
     """Evaluate; return the figures and the type of the model's KV cache."""
-    from qsf.evaluate.evaluation import evaluate
-
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
 
     def leave(number: int) -> None:
@@ -310,9 +313,6 @@ def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
 
 
 def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:
-    from qsf.evaluate.evaluation import ShortenedLogits
-    from qsf.kv import parse_kv_policy
-
     policy = parse_kv_policy(model.info.plan.kv_policy)
     if policy is None or model.info.plan.ctx_tokens >= ctx_tokens:
         return model
@@ -321,8 +321,6 @@ def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:
 
 def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: bool) -> _RunCache:
     """Evaluate the same windows again, with the KV cache that qsf-run has by default."""
-    from qsf.evaluate.evaluation import perplexity_change
-
     opening = replace(request.opening, kv_type=None)
     cached, kv_type = _measure(replace(request, against=None, opening=opening), is_quiet=is_quiet)
     change = perplexity_change(cached.token_nll, evaluation.token_nll)
@@ -355,9 +353,6 @@ def _is_qsf(path: Path) -> bool:
 
 def _working_mb(request: _Request) -> int:
     """Return the MB that measuring takes after the models have been opened: an upper bound."""
-    from qsf.evaluate.evaluation import working_bytes
-    from qsf.file.reader import Reader
-
     with Reader(request.model) as reader:
         n_vocab = reader.header.n_vocab
     n_sources = 1 if request.against is None else 2
@@ -366,9 +361,6 @@ def _working_mb(request: _Request) -> int:
 
 def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
     """Return a budget in MB that leaves equal room for the other model."""
-    from qsf.model import Model
-    from qsf.native import binding
-
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
@@ -380,9 +372,6 @@ def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
 
 
 def _open(request: _Request, path: Path, budget_mb: Any, *, is_judged: bool = False) -> Model:
-    from qsf.model import Model
-    from qsf.native.opening import does_not_fit
-
     opening = replace(request.opening, ram_budget=budget_mb)
     if path != request.model:
         opening = replace(opening, quality=1.0)
@@ -479,9 +468,6 @@ def report_lines(
 
 def _stored_costs(path: Path) -> list[str]:
     """Return the measured cost of the file's default arithmetic."""
-    from qsf.file.reader import Reader
-    from qsf.report.meta import cost_lines, read_meta
-
     with Reader(path) as reader:
         return cost_lines(read_meta(reader))
 

@@ -9,11 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from qsf.errors import QsfArgumentError, QsfError, clean
+from qsf.file.family import family_of
 from qsf.file.kinds import (
     ROPE_NONE,
     ExpertScore,
@@ -24,21 +25,30 @@ from qsf.file.kinds import (
     Mixer,
     QkNorm,
 )
-from qsf.file.layout import Activation
+from qsf.file.layout import (
+    EXACT,
+    Activation,
+    Compression,
+    Dtype,
+    Layout,
+    Norm,
+    Positions,
+    RopeScaling,
+    Tensor,
+    TensorType,
+    Unit,
+    dtype_name,
+)
+from qsf.file.reader import Reader
 from qsf.foreign_json import JsonError, read_json
-from qsf.report.html import read_quality, write_page
-from qsf.report.meta import read_meta
-from qsf.report.text import full_lines
+from qsf.report.record import read_meta
+from qsf.report.text import full_lines, read_quality, table_lines, write_page
 from qsf.shell import command, typer_app
 from qsf.shell.output import check_not_a_source, check_output
 from qsf.shell.progress import ProgressLine
 from qsf.text.channels import ends_with_channels
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
-
-if TYPE_CHECKING:
-    from qsf.file.layout import Tensor, Unit
-    from qsf.file.reader import Reader
 
 PROGRAM = "qsf-inspect"
 
@@ -81,8 +91,6 @@ def inspect(
     version: Annotated[bool, typer_app.version_option(PROGRAM)] = False,
 ) -> None:
     """Show what is in a .qsf file: model, sections, layers, tensors, sizes."""
-    from qsf.file.reader import Reader
-
     if model.is_dir():
         raise QsfError(command.explain_folder(model))
     if model.suffix.lower() == ".gguf" and model.is_file():
@@ -126,8 +134,6 @@ def _verify(reader: Reader, as_json: bool) -> None:
 
 
 def _parameters(tensors: tuple[Tensor, ...]) -> int:
-    from qsf.file.layout import Layout
-
     # Outlier tables repeat weights of their matrix, so they do not count as weights.
     return sum(t.n_rows * t.n_cols for t in tensors if t.layout != Layout.OUTLIERS)
 
@@ -143,8 +149,6 @@ def _bits_per_weight(tensors: tuple[Tensor, ...]) -> float:
 
 def _by_type(reader: Reader) -> list[dict[str, Any]]:
     """Return number, parameters and bytes of the tensors of each type and quantisation."""
-    from qsf.file.layout import TensorType, dtype_name
-
     groups: dict[tuple[int, int], list[Tensor]] = {}
     for t in _all_tensors(reader):
         groups.setdefault((t.type, t.dtype), []).append(t)
@@ -161,9 +165,6 @@ def _by_type(reader: Reader) -> list[dict[str, Any]]:
 
 
 def _header_fields(reader: Reader) -> dict[str, Any]:
-    from qsf.file.family import family_of
-    from qsf.file.layout import Activation, Norm, Positions, dtype_name
-
     h = reader.header
     return {
         **asdict(h),
@@ -176,15 +177,11 @@ def _header_fields(reader: Reader) -> dict[str, Any]:
 
 
 def _arch_fields(reader: Reader) -> dict[str, Any]:
-    from qsf.file.layout import RopeScaling
-
     scaling = RopeScaling(reader.arch.rope_scaling).name.lower()
     return {**asdict(reader.arch), "rope_scaling": scaling}
 
 
 def describe(reader: Reader) -> dict[str, Any]:
-    from qsf.file.layout import Compression, Layout, TensorType, dtype_name
-
     tensors = _all_tensors(reader)
     return {
         "path": str(reader.path),
@@ -242,14 +239,9 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     yield from _report_units(reader)
     yield from _report_experts(reader)
     yield ""
-    yield (
-        f"{'tensor type':<20} {'quantisation':<14} {'tensors':>7} {'parameters':>15} {'bytes':>15}"
-    )
-    for g in _by_type(reader):
-        yield (
-            f"{g['type']:<20} {g['dtype']:<14} {g['tensors']:>7} {g['parameters']:>15,}"
-            f" {g['bytes']:>15,}"
-        )
+    columns = {"tensor type": "<20", "quantisation": "<14"}
+    columns |= {"tensors": ">7", "parameters": ">15,", "bytes": ">15,"}
+    yield from table_lines(columns, (tuple(group.values()) for group in _by_type(reader)))
     if with_tensors:
         yield from _report_tensors(reader)
     yield ""
@@ -307,12 +299,14 @@ def _fields(title: str, fields: dict[str, Any]) -> Iterator[str]:
 
 def _report_sections(reader: Reader) -> Iterator[str]:
     yield ""
-    yield f"{'section':<8} {'offset':>15} {'bytes':>15} {'crc32':>9} required"
-    for s in reader.sections.values():
-        yield (
-            f"{s.tag:<8} {s.off:>15,} {s.n_bytes:>15,} {s.crc32:>9x}"
-            f" {'yes' if s.is_required else 'no'}"
-        )
+    columns = {"section": "<8", "offset": ">15,", "bytes": ">15,", "crc32": ">9x", "required": ""}
+    yield from table_lines(
+        columns,
+        (
+            (s.tag, s.off, s.n_bytes, s.crc32, "yes" if s.is_required else "no")
+            for s in reader.sections.values()
+        ),
+    )
 
 
 def _matrix_types(unit: Unit) -> str:
@@ -320,8 +314,6 @@ def _matrix_types(unit: Unit) -> str:
 
     Matrices of EXACT are not counted.
     """
-    from qsf.file.layout import EXACT, Dtype, Layout, dtype_name
-
     dtypes = {t.dtype for t in unit.tensors if t.layout == Layout.TILES and t.type not in EXACT}
     if len(dtypes) > 1:
         return dtype_name(Dtype.MIXED)
@@ -329,20 +321,21 @@ def _matrix_types(unit: Unit) -> str:
 
 
 def _report_units(reader: Reader) -> Iterator[str]:
-    from qsf.file.layout import Compression
-
-    is_measured = len({u.importance for u in reader.layers}) > 1  # chosen by calibration
     yield ""
-    yield (
-        f"{'unit':<10} {'stored bytes':>15} {'raw bytes':>15} {'type':<14} {'compression':<12}"
-        f" {'tensors':>7}{' importance' if is_measured else ''}"
-    )
-    for u in (reader.embedding, *reader.layers, reader.final):
-        yield (
-            f"{u.id.name:<10} {u.stored_bytes:>15,} {u.raw_bytes:>15,} {_matrix_types(u):<14}"
-            f" {Compression(u.compression).name.lower():<12} {len(u.tensors):>7}"
-            + (f" {u.importance:>10.4g}" if is_measured else "")
+    columns = {
+        "unit": "<10", "stored bytes": ">15,", "raw bytes": ">15,", "type": "<14",
+        "compression": "<12", "tensors": ">7",
+    }  # fmt: skip
+    is_measured = len({u.importance for u in reader.layers}) > 1  # chosen by calibration
+    rows = (
+        (
+            u.id.name, u.stored_bytes, u.raw_bytes, _matrix_types(u),
+            Compression(u.compression).name.lower(), len(u.tensors),
+            *([u.importance] if is_measured else []),
         )
+        for u in (reader.embedding, *reader.layers, reader.final)
+    )  # fmt: skip
+    yield from table_lines(columns | ({"importance": ">10.4g"} if is_measured else {}), rows)
 
 
 def _report_experts(reader: Reader) -> Iterator[str]:
@@ -350,36 +343,39 @@ def _report_experts(reader: Reader) -> Iterator[str]:
     if not reader.experts:
         return
     yield ""
-    yield f"{'experts of':<16} {'experts':>7} {'chosen':>6} {'bytes of one':>15} {'type':<14}"
+    columns = {"experts of": "<16", "experts": ">7", "chosen": ">6", "bytes of one": ">15"}
+    yield from table_lines({**columns, "type": "<14"}, _expert_rows(reader))
+
+
+def _expert_rows(reader: Reader) -> Iterator[tuple[str, int, int, str, str]]:
     kinds = enumerate(reader.layer_kinds)
-    for _, run in itertools.groupby(kinds, lambda k: (k[1].n_experts, k[1].n_chosen)):
-        layers = list(run)
-        first, last, kind = layers[0][0], layers[-1][0], layers[0][1]
-        if kind.n_experts == 0:
+    for (n_experts, n_chosen), run in itertools.groupby(
+        kinds, lambda k: (k[1].n_experts, k[1].n_chosen)
+    ):
+        layers = [i for i, _ in run]
+        if n_experts == 0:
             continue
-        units = [u for i, _ in layers for u in reader.experts_of(i)]
+        units = [u for i in layers for u in reader.experts_of(i)]
         sizes = sorted({u.raw_bytes for u in units})
         types = sorted({_matrix_types(u) for u in units})
-        shown = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} .. {sizes[-1]:,}"
-        name = f"layer {first}" if first == last else f"layers {first} .. {last}"
-        yield (
-            f"{name:<16} {kind.n_experts:>7} {kind.n_chosen:>6} {shown:>15} {', '.join(types):<14}"
-        ).rstrip()
+        shown = " .. ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+        yield _runs(layers), n_experts, n_chosen, shown, ", ".join(types)
 
 
 def _report_tensors(reader: Reader) -> Iterator[str]:
-    from qsf.file.layout import TensorType, dtype_name
-
     yield ""
-    yield (
-        f"{'unit':>5} {'tensor':<20} {'index':>5} {'rows':>9} {'columns':>9} {'quantisation':<14}"
-        f" {'offset':>13} {'bytes':>13}"
-    )
-    for t in reader.tensors:
-        yield (
-            f"{t.unit_idx:>5} {TensorType(t.type).name.lower():<20} {t.index:>5} {t.n_rows:>9}"
-            f" {t.n_cols:>9} {dtype_name(t.dtype):<14} {t.data_off:>13,} {t.data_bytes:>13,}"
+    columns = {
+        "unit": ">5", "tensor": "<20", "index": ">5", "rows": ">9", "columns": ">9",
+        "quantisation": "<14", "offset": ">13,", "bytes": ">13,",
+    }  # fmt: skip
+    rows = (
+        (
+            t.unit_idx, TensorType(t.type).name.lower(), t.index, t.n_rows, t.n_cols,
+            dtype_name(t.dtype), t.data_off, t.data_bytes,
         )
+        for t in reader.tensors
+    )  # fmt: skip
+    yield from table_lines(columns, rows)
 
 
 def _report_meta(reader: Reader) -> Iterator[str]:
@@ -507,7 +503,7 @@ def describe_quality(reader: Reader) -> dict[str, Any]:
 
 
 def write_report(model: Path, out: Path, *, overwrite: bool) -> None:
-    """Write the report of ``model`` as a page to ``out``; see `qsf.report.html.write_page`."""
+    """Write the report of ``model`` as a page to ``out``; see `qsf.report.text.write_page`."""
     check_output(out, overwrite=overwrite)
     check_not_a_source(out, [model])
     write_page(model, out, overwrite=overwrite)

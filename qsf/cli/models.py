@@ -69,7 +69,7 @@ def show_model(
 def _summary(reader: Reader) -> list[str]:
     from qsf.file.family import family_of, type_of
     from qsf.file.sizes import size_of
-    from qsf.report.meta import read_meta
+    from qsf.report.record import read_meta
     from qsf.text.chat import ChatTemplate
     from qsf.text.parts import read_text_parts
     from qsf.text.sampling import resolve_sampling

@@ -106,9 +106,7 @@ def _measure(
 
 
 def _read_bytes(plan: MemoryPlan) -> float:
-    """Return the bytes of experts that a token reads from the file, if all are chosen equally
-    often: the worst case.
-    """
+    """Return the bytes that a token reads from the file, if all experts are chosen alike."""
     if plan.n_experts == 0:
         return float(plan.streamed_bytes)
     missing = 1.0 - plan.expert_slots / plan.n_experts

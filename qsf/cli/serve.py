@@ -12,13 +12,13 @@ import os
 import re
 import sys
 from array import array
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.cli.announced import announced
+from qsf.cli.run.report import plan_lines
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.foreign_text import text_of
@@ -91,20 +91,14 @@ def _run(request: Request) -> int:
             Model.plan, paths[other], _opening(paths[other], request, has_grammars)
         )
         if request.is_plan:
-            _print_plan(plans[other])
+            print(*plan_lines(plans[other]), sep="\n", flush=True)
         if not plans[other].is_enough:
             text = does_not_fit(plans[other], is_command=True)
             command.say_error("qsf-serve", f"{other}: {text}" if len(paths) > 1 else text)
             return command.EXIT_FAILED
     if request.is_plan:
         return 0
-    try:
-        model = Model.opened(path, opening)
-    except QsfMemoryError as error:
-        if error.plan is None:
-            raise
-        raise QsfMemoryError(does_not_fit(error.plan, is_command=True)) from None
-    with model:
+    with Model.opened(path, opening) as model:
         sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(
             model,
@@ -260,14 +254,6 @@ def _find(request: Request) -> dict[str, Path]:
                 others = "--allow-pull lets clients get more"
             raise UsageError(f"{flag} is for one model, and {others}")
     return paths
-
-
-def _print_plan(plan: MemoryPlan) -> None:
-    from qsf.cli.run.report import plan_lines
-
-    for line in plan_lines(plan):
-        print(line)
-    sys.stdout.flush()
 
 
 def read_constraints(

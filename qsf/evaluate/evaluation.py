@@ -4,7 +4,17 @@ A text is cut into windows. Each token of a window is predicted from those befor
 logits are compared with the actual token and with the logits of a reference. Memory holds one
 block of rows at a time; sums are float64.
 
-Which tokens are scored is the protocol: see ``qsf.evaluate.windows``.
+Which tokens are scored is the protocol; only figures of one protocol and context can be compared:
+
+- ``windows``: the text in windows of ctx tokens, side by side; every token but the first of each
+  is scored (Frantar et al., GPTQ, 2210.17323; Lin et al., AWQ, 2306.00978).
+- ``llama.cpp``: the same windows, the first token of each replaced by BOS where the tokenizer adds
+  one; tokens from ctx / 2 + 1 on are scored (llama-perplexity).
+- ``sliding``: windows of ctx tokens, each stride tokens after the last; scored are the tokens that
+  the window before did not reach (HuggingFace, "Perplexity of fixed-length models").
+- ``repeated``: the windows of ``windows``, but the last 64 tokens of each repeat 64 earlier ones
+  of the same window: the first 64 in the first window, later ones in the next, at eight depths;
+  the last 48 tokens are scored. It measures how well a model recalls what it has read.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -21,16 +31,148 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfNumericError
-from qsf.evaluate.windows import DEFAULT_PROTOCOL, Tokens, Window, checked_stride, cut_windows
 from qsf.model import Model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from qsf.evaluate.windows import Window
     from qsf.kv import KvPolicy
-    from qsf.model import Model
     from qsf.text.tokenizer import Tokenizer
+
+
+Tokens = NDArray[np.int64]
+
+PROTOCOLS: Final = ("windows", "llama.cpp", "sliding", "repeated")
+DEFAULT_PROTOCOL: Final = "windows"
+
+_REPEATED_TOKENS: Final = 64
+_CUE_TOKENS: Final = 16  # of the repeated tokens: not scored
+_DEPTHS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Tokens that a model reads from position 0; logits row i predicts ``tokens[i + 1]``.
+
+    Scored are the rows from ``first_row`` to the last but one: the last token is only predicted,
+    so that no model need evaluate it. ``depth``: with ``repeated``, the position of the passage
+    that the end repeats.
+    """
+
+    tokens: Tokens
+    first_row: int
+    depth: int | None = None
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.tokens) - 1 - self.first_row
+
+    @property
+    def scored(self) -> Tokens:
+        return self.tokens[self.first_row + 1 :]
+
+    def blocks(self, max_rows: int) -> Iterator[tuple[int, int]]:
+        """Yield the scored rows as (first, end), at most ``max_rows`` at once."""
+        end = len(self.tokens) - 1
+        for first in range(self.first_row, end, max_rows):
+            yield first, min(first + max_rows, end)
+
+
+def cut_windows(
+    tokens: Sequence[int] | Tokens,
+    protocol: str,
+    ctx_tokens: int,
+    *,
+    stride_tokens: int | None = None,
+    bos_id: int | None = None,
+) -> list[Window]:
+    """Return the windows of a protocol; see this module.
+
+    ``bos_id`` is what ``llama.cpp`` puts in place of the first token of each window; None: the
+    tokenizer adds none. A remainder shorter than a window is scored with ``sliding`` only; but
+    with ``windows`` a text shorter than a window is one window.
+
+    Raises:
+        QsfArgumentError: the protocol is unknown or cannot have a stride, a number is out of
+            range, or the text is too short.
+    """
+    stride = checked_stride(protocol, ctx_tokens, stride_tokens)
+    ids = np.asarray(tokens, np.int64)
+    n_tokens = len(ids)
+    if n_tokens < 2:
+        raise QsfArgumentError(
+            f"the text has {n_tokens} token{'' if n_tokens == 1 else 's'}: at least 2 are needed, "
+            "one to predict from and one to be predicted"
+        )
+    if stride is not None:
+        return list(_sliding_windows(ids, ctx_tokens, stride))
+    starts = range(0, n_tokens - ctx_tokens + 1, ctx_tokens)
+    if protocol == "repeated":
+        return _repeated_windows(ids, ctx_tokens, starts)
+    if protocol == "windows":
+        if not starts:
+            return [Window(ids, 0)]
+        return [Window(ids[start : start + ctx_tokens], 0) for start in starts]
+    if not starts:
+        raise QsfArgumentError(
+            f"the text has {n_tokens} tokens, less than one window of {ctx_tokens}: protocol "
+            "llama.cpp needs a shorter context or a longer text"
+        )
+    windows = [Window(ids[start : start + ctx_tokens].copy(), ctx_tokens // 2) for start in starts]
+    if bos_id is not None:
+        for window in windows:
+            window.tokens[0] = bos_id
+    return windows
+
+
+def _repeated_windows(ids: Tokens, ctx_tokens: int, starts: Sequence[int]) -> list[Window]:
+    if not starts:
+        raise QsfArgumentError(f"the text has {len(ids)} tokens, less than one of {ctx_tokens}")
+    first_row = ctx_tokens - _REPEATED_TOKENS + _CUE_TOKENS - 1
+    windows = []
+    for i, start in enumerate(starts):
+        tokens = ids[start : start + ctx_tokens].copy()
+        depth = (ctx_tokens - 2 * _REPEATED_TOKENS) * (i % _DEPTHS) // (_DEPTHS - 1)
+        tokens[-_REPEATED_TOKENS:] = tokens[depth : depth + _REPEATED_TOKENS]
+        windows.append(Window(tokens, first_row, depth))
+    return windows
+
+
+def _sliding_windows(ids: Tokens, ctx_tokens: int, stride: int) -> Iterator[Window]:
+    n_reached = 0
+    for start in range(0, len(ids), stride):
+        end = min(start + ctx_tokens, len(ids))
+        # No token precedes the first token of a window, so it is not predicted.
+        first_scored = max(n_reached - start, 1)
+        if start + first_scored < end:
+            yield Window(ids[start:end], first_scored - 1)
+        n_reached = end
+        if end == len(ids):
+            return
+
+
+def checked_stride(protocol: str, ctx_tokens: int, stride_tokens: int | None) -> int | None:
+    if protocol not in PROTOCOLS:
+        raise QsfArgumentError(
+            f"there is no protocol {protocol!r}: {', '.join(PROTOCOLS)} are known"
+        )
+    least = {"llama.cpp": 3, "repeated": 2 * _REPEATED_TOKENS}.get(protocol, 2)
+    if ctx_tokens < least:
+        raise QsfArgumentError(
+            f"the context must be at least {least} tokens with protocol {protocol}, not "
+            f"{ctx_tokens}"
+        )
+    if protocol != "sliding":
+        if stride_tokens is not None:
+            raise QsfArgumentError(
+                f"a stride of {stride_tokens} is for protocol sliding only: {protocol} has windows "
+                "side by side"
+            )
+        return None
+    stride = ctx_tokens // 2 if stride_tokens is None else stride_tokens
+    if not 1 <= stride <= ctx_tokens:
+        raise QsfArgumentError(
+            f"the stride must be from 1 to the context's {ctx_tokens} tokens, not {stride}"
+        )
+    return stride
 
 
 Logits = NDArray[np.float32]
@@ -132,7 +274,7 @@ class Place:
     kl_mean: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """The figures of an evaluation. None: not measured, for lack of a reference or tokenizer.
 
@@ -175,17 +317,17 @@ class Evaluation:
     perplexity: float
     perplexity_error: float
     bits_per_byte: float | None
-    against_perplexity: float | None
-    against_perplexity_error: float | None
-    perplexity_change_percent: float | None
-    perplexity_change_error: float | None
-    kl_mean: float | None
-    kl_mean_error: float | None
-    kl_median: float | None
-    kl_p99: float | None
-    kl_max: float | None
-    top1_agreement: float | None
-    top1_agreement_error: float | None
+    against_perplexity: float | None = None
+    against_perplexity_error: float | None = None
+    perplexity_change_percent: float | None = None
+    perplexity_change_error: float | None = None
+    kl_mean: float | None = None
+    kl_mean_error: float | None = None
+    kl_median: float | None = None
+    kl_p99: float | None = None
+    kl_max: float | None = None
+    top1_agreement: float | None = None
+    top1_agreement_error: float | None = None
     seconds: float
     tokens_per_second: float
     token_nll: Floats = field(repr=False, compare=False)
@@ -219,7 +361,7 @@ def evaluate(
         text: the text, which is encoded as the model's tokenizer does it, BOS included where that
             adds one, or its tokens, which are used as they are.
         ctx_tokens: tokens of a window; None: the model's longest, at most 2048.
-        protocol: one of ``PROTOCOLS``; see ``qsf.evaluate.windows``.
+        protocol: one of ``PROTOCOLS``.
         stride_tokens: for ``sliding``, 1 .. ctx_tokens; None: half of ctx_tokens.
         max_tokens: evaluate only the first so many tokens of the text.
         against: the reference, compared position by position; None: no comparison.
@@ -554,39 +696,26 @@ def perplexity_change(nll: Floats, reference_nll: Floats) -> tuple[float, float]
 
 
 def _comparison(scores: _Scores, nll: Floats) -> dict[str, Any]:
+    """Return the fields of an ``Evaluation`` that need a reference."""
     if not scores.kl:
-        return dict.fromkeys(_COMPARED)
+        return {}
     reference_nll, kl = np.concatenate(scores.reference_nll), np.concatenate(scores.kl)
     is_same_top = np.concatenate(scores.is_same_top)
-    reference_perplexity = _exp(float(reference_nll.mean()))
-    values = (
-        reference_perplexity,
-        reference_perplexity * _mean_error(reference_nll),
-        *perplexity_change(nll, reference_nll),
-        float(kl.mean()),
-        _mean_error(kl),
-        float(np.median(kl)),
-        float(np.quantile(kl, 0.99)),
-        float(kl.max()),
-        float(is_same_top.mean()),
-        _mean_error(is_same_top),
-    )
-    return dict(zip(_COMPARED, values, strict=True))
-
-
-_COMPARED: Final = (
-    "against_perplexity",
-    "against_perplexity_error",
-    "perplexity_change_percent",
-    "perplexity_change_error",
-    "kl_mean",
-    "kl_mean_error",
-    "kl_median",
-    "kl_p99",
-    "kl_max",
-    "top1_agreement",
-    "top1_agreement_error",
-)
+    perplexity = _exp(float(reference_nll.mean()))
+    change, change_error = perplexity_change(nll, reference_nll)
+    return {
+        "against_perplexity": perplexity,
+        "against_perplexity_error": perplexity * _mean_error(reference_nll),
+        "perplexity_change_percent": change,
+        "perplexity_change_error": change_error,
+        "kl_mean": float(kl.mean()),
+        "kl_mean_error": _mean_error(kl),
+        "kl_median": float(np.median(kl)),
+        "kl_p99": float(np.quantile(kl, 0.99)),
+        "kl_max": float(kl.max()),
+        "top1_agreement": float(is_same_top.mean()),
+        "top1_agreement_error": _mean_error(is_same_top),
+    }
 
 
 class ShortenedLogits(ModelLogits):

@@ -1,4 +1,4 @@
-"""The blocks of a compressed layer: packing and unpacking one (docs/format.md, section 3).
+"""The blocks of a compressed layer, and the section TOKN (docs/format.md, sections 3 and 2).
 
 LZ4 is the engine's own; zstandard is imported when the first layer that wants it is met.
 """
@@ -6,7 +6,9 @@ LZ4 is the engine's own; zstandard is imported when the first layer that wants i
 
 from __future__ import annotations
 
+import functools
 import importlib
+import struct
 from collections import deque
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +20,7 @@ from qsf.native.binding import check_status
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
 
 # On quantised weights level 19 saves half a percent more at a fortieth of the speed, and decodes
 # slower.
@@ -84,3 +87,17 @@ def unpack_block(compression: int, packed: bytes, raw_bytes: int) -> bytes:
     room = ffi.new("char[]", raw_bytes)
     check_status(lib.qsf_lz4_unpack(ffi.from_buffer(packed), len(packed), room, raw_bytes))
     return bytes(ffi.buffer(room))
+
+
+_MARK: Final = b"LZ4\n"  # JSON cannot begin so
+_LEVEL: Final = 4  # level 9 saves 4 % more, and takes 0.3 s longer for 6 MB
+_HEAD: Final = struct.Struct("<4sI")  # no JSON begins with it
+
+
+@functools.lru_cache(maxsize=1)  # its size is requested before the section itself
+def pack_tokenizer(tokenizer_json: bytes) -> bytes:
+    """Return the section: one LZ4 block, or the bytes themselves if they do not shrink."""
+    packed = pack_block(Compression.LZ4HC, tokenizer_json, level=_LEVEL)
+    if _HEAD.size + len(packed) >= len(tokenizer_json):
+        return tokenizer_json
+    return _HEAD.pack(_MARK, len(tokenizer_json)) + packed

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 from qsf.errors import QsfError
 from qsf.file.layout import *
-from qsf.native._facts import ARCH_KEYS, KIND_KEYS
+from qsf.native._facts import ARCH_KEYS, KIND_KEYS, KindFields
 from qsf.native._qsf import ffi, lib
 from qsf.native.binding import check_status
 
@@ -24,8 +24,6 @@ F32_ARRAY: Final = 3
 Value = int | float | tuple[float, ...]
 
 
-# Keys of ARCH whose fields have other names in C
-_NAMES: Final = {"kv_k_bits": "kv_key_bits", "kv_v_bits": "kv_value_bits"}
 _NEW: Final = 11  # keys of ARCH from this one on are written only if different from the default
 
 
@@ -55,66 +53,10 @@ def pack_values(
 STATE_COLS: Final = 32  # columns of a state that lie together in memory
 
 
-@dataclass(frozen=True, slots=True)
-class LayerKind:
-    """What a layer computes; layers share kinds. ``plain_kind`` makes one from the header."""
+class LayerKind(KindFields):
+    """What a layer computes; fields as ``qsf_layer_kind``. ``plain_kind`` makes one of a header."""
 
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    window_tokens: int  # 0: attends to all earlier positions
-    rope_set: int  # number of a RopeSet, or ROPE_NONE
-    ffn: int  # Ffn
-    ffn_dim: int
-    activation: int
-    xielu_square: float = 0.0  # of that activation: the factors of squares,
-    xielu_exp: float = 0.0  # of e^x - 1 - x,
-    xielu_line: float = 0.0  # and of x
-    is_mtp: int = 0  # 1: the MTP head, the last layer
-    is_parallel: bool = False  # the FFN reads the layer's input instead of attention's output
-    is_post_norm: bool = False  # the FFN's norm is one of the residual itself
-    score_scale: float = 0.0  # of q . k; 0: 1 / sqrt(head_dim)
-    score_cap: float = 0.0  # c: score becomes c * tanh(score / c); 0: none
-    temperature_beta: float = 0.0  # query *= 1 + beta * ln(1 + floor(position / step)); 0: none
-    temperature_step: int = 0
-    alibi_slopes: tuple[float, ...] = ()  # score += slope * (key position - query position)
-    qk_norm: int = QkNorm.NONE
-    has_late_qk_norm: int = 0  # 1: that norm is behind RoPE
-    qkv_limit: float = 0.0  # q, k and v are clamped to -limit .. limit; 0: none
-    kv_source: int = 0  # 1 + the layer whose keys and values it reads; 0: its own
-    residual_factor: float = 1.0  # of the outputs of attention and FFN, before their addition
-    n_experts: int = 0  # 0: no routed part; with one, ffn and ffn_dim are the dense part beside it
-    n_chosen: int = 0  # experts of a token
-    expert_dim: int = 0  # FFN dimension of an expert
-    expert_score: int = ExpertScore.SOFTMAX
-    expert_weights: int = ExpertWeights.AS_IS
-    weights_epsilon: float = 0.0  # added to the sum of the weights; 0: none
-    weights_factor: float = 1.0
-    n_groups: int = 1
-    n_groups_kept: int = 1
-    group_score: int = GroupScore.LARGEST
-    expert_ffn: int = Ffn.GATED  # or PLAIN
-    mixer: int = Mixer.ATTENTION  # without attention, fields up to qk_norm are of `plain_kind`
-    output_gate: int = 0  # 1: attended * sigmoid(gate), 2: the same with one number a head
-    value_norm: int = 0  # 1: each head of the values is normalised, without weights
-    values_are_keys: int = 0  # 1: values are the keys before their norm and RoPE
-    latent_rank: int = 0  # of latent attention, whose keys are latents; likewise the next two
-    nope_dim: int = 0  # of a query without its part for RoPE, before K_UP
-    latent_value_dim: int = 0  # of a head after V_UP
-    latent_norm_dim: int = 0  # of the latent's first numbers, the others are 0; 0: all
-    query_rank: int = 0  # 0: queries come from one matrix
-    n_taps: int = 0  # of a convolution
-    n_key_heads: int = 0  # of the delta rule, groups of SSD; likewise the next three
-    n_value_heads: int = 0  # a multiple of the key heads
-    key_dim: int = 0
-    value_dim: int = 0
-    gate_rank: int = 0  # of the delta rule, likewise the next six; 0: one matrix each
-    has_channel_decays: int = 0  # 1: a decay for each channel of a value head's keys
-    has_sigmoid_gate: int = 0  # 1: the function of the gate, which is else silu
-    decay_limit: float = 0.0  # l: decay = exp(-l * sigmoid(rate * (a + bias))); 0: by softplus
-    beta_factor: float = 1.0
-    value_epsilon: float = 0.0  # of the norm of a value; 0: the model's
-    has_tiled_heads: int = 0  # 1: the value heads of a key head are n_key_heads apart
+    __slots__ = ()
 
     @property
     def has_attention(self) -> bool:
@@ -222,12 +164,11 @@ def pack_kinds(
 def pack_arch(arch: Arch, error: type[QsfError]) -> bytes:
     """Return the section ARCH."""
     values: dict[str, Value] = {}
-    for number, field, kind in ARCH_KEYS:
-        name = _NAMES.get(field, field)
+    for number, name, kind in ARCH_KEYS:
         value = getattr(arch, name)
         if value is None or (number >= _NEW and value == getattr(DEFAULT_ARCH, name)):
             continue
-        values[field] = float(value) if kind == F32 else int(value)
+        values[name] = float(value) if kind == F32 else int(value)
     return pack_values("ARCH", ARCH_KEYS, values, error)
 
 
@@ -263,7 +204,6 @@ def pack_tables(
         sets: the RoPE sets; empty: one, from header and ``arch``.
         error: raised for values that no reader accepts, the header's too.
     """
-    check_header(header, error)
     tables = {"ARCH": pack_arch(arch, error)}
     if sets:
         tables["ROPE"] = pack_rope(sets, error)
@@ -275,11 +215,13 @@ def pack_tables(
 
 
 def _check_tables(header: Header, tables: Mapping[str, bytes], error: type[QsfError]) -> None:
-    """Let the engine's reader check the sections. Raises ``error`` with its text."""
+    """Let the engine's reader check header and sections. Raises ``error`` with its text."""
     struct_of = ffi.new("qsf_header *")
-    for name in header.__slots__:
-        value = getattr(header, name)
-        setattr(struct_of, name, TOKEN_NONE if value is None else value)
+    try:
+        for name, value in asdict(header).items():
+            setattr(struct_of, name, TOKEN_NONE if value is None else value)
+    except OverflowError as fault:
+        raise error(f"header: {fault}") from None
     struct_of.n_kv_heads = header.n_kv_heads or header.n_heads
     copies = [ffi.new("unsigned char[]", tables.get(tag, b"")) for tag in ("ARCH", "ROPE", "KIND")]
     parts = ffi.new("qsf_table[3]")

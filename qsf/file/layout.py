@@ -12,7 +12,6 @@ import zlib
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from qsf.errors import QsfError
 from qsf.native._facts import *
 
 MAGIC: Final = b"QSF1"
@@ -79,13 +78,9 @@ FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through the
 
 
 OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
-    TensorType.Q: TensorType.Q_OUTLIERS,
-    TensorType.K: TensorType.K_OUTLIERS,
-    TensorType.V: TensorType.V_OUTLIERS,
-    TensorType.ATTN_OUT: TensorType.ATTN_OUT_OUTLIERS,
-    TensorType.FFN_GATE: TensorType.FFN_GATE_OUTLIERS,
-    TensorType.FFN_UP: TensorType.FFN_UP_OUTLIERS,
-    TensorType.FFN_DOWN: TensorType.FFN_DOWN_OUTLIERS,
+    TensorType[table.name.removesuffix("_OUTLIERS")]: table
+    for table in TensorType
+    if table.name.endswith("_OUTLIERS")
 }
 
 
@@ -153,50 +148,19 @@ def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: i
     return -(-n_rows // TILE_ROWS) * band_bytes(n_cols, dtype)
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The numbers of the model in the first 128 bytes of a file."""
+class Header(HeaderFields):
+    """The numbers of the model in the first 128 bytes of a file; fields as ``qsf_header``.
 
-    architecture: int
-    n_layers: int
-    dim: int
-    n_heads: int
-    n_kv_heads: int  # 0 when writing: as many as attention heads
-    n_vocab: int
-    max_tokens: int
-    ffn_dim: int
-    head_dim: int
-    dtype: int
-    activation: int
-    norm: int
-    positions: int
-    rope_theta: float  # 0 without RoPE
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int | None
+    ``n_kv_heads`` may be 0 when writing: as many as attention heads.
+    """
+
+    __slots__ = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Arch:
-    """The ``ARCH`` section; a reader fills the defaults in."""
+class Arch(ArchFields):
+    """The ``ARCH`` section, which a reader fills the defaults in; fields as ``qsf_arch``."""
 
-    norm_epsilon: float = 1e-5
-    rope_scaling: int = RopeScaling.NONE
-    rope_factor: float = 1.0
-    rope_low_freq_factor: float = 1.0
-    rope_high_freq_factor: float = 4.0
-    rope_original_tokens: int = 8192
-    rope_dims: int | None = None  # None when writing: head_dim
-    rope_interleaved: bool = False
-    tied_head: bool = False
-    window_tokens: int = 0
-    embedding_factor: float = 1.0
-    logit_cap: float = 0.0  # 0: none
-    is_encoder: bool = False  # no head, and a token sees later ones too
-    own_width: int = 0  # of the embeddings that each layer has of its own; 0: none
-    kv_key_bits: int = 0  # default of the KV cache, 2, 4, 8, 16 or 32; 0: none
-    kv_value_bits: int = 0
-    act_bits: int = 8  # bits of activations with weights of fewer than 8 bits: 8 or 16
+    __slots__ = ()
 
 
 DEFAULT_ARCH: Final = Arch()
@@ -254,49 +218,11 @@ class Stored(NamedTuple):
     raw_bytes: int
 
 
-_RANGES: Final = (
-    ("n_layers", "number of layers", 1, MAX_LAYERS),
-    ("dim", "hidden dimension", 1, MAX_DIM),
-    ("n_heads", "number of attention heads", 1, MAX_HEADS),
-    ("n_kv_heads", "number of KV heads", 0, MAX_HEADS),
-    ("n_vocab", "vocabulary", 1, MAX_VOCAB),
-    ("max_tokens", "maximum sequence length", 1, MAX_TOKENS),
-    ("ffn_dim", "FFN dimension", 1, MAX_FFN_DIM),
-    ("head_dim", "head dimension", 1, MAX_HEAD_DIM),
-    ("dtype", "quantisation type", 0, max(Dtype)),
-    ("activation", "activation", 0, Activation.SILU_CLAMPED),
-    ("norm", "normalisation", 0, max(Norm)),
-    ("positions", "positions", 0, max(Positions)),
-)
-
-
 def to_f32(value: float) -> float:
     """Return the number as the file would store it; out of range, the number itself."""
     if not abs(value) <= F32_MAX:
         return value
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
-
-
-def check_header(header: Header, error: type[QsfError]) -> None:
-    """Raise ``error`` for the first field that breaks a rule of section 1."""
-    for field, name, least, most in _RANGES:
-        value = getattr(header, field)
-        if not least <= value <= most:
-            raise error(f"header: {name} is {value}, allowed: {least} .. {most}")
-        if field == "n_kv_heads" and value != 0 and header.n_heads % value != 0:
-            raise error(f"header: {value} KV heads do not divide {header.n_heads} attention heads")
-    theta = to_f32(header.rope_theta)
-    if header.positions == Positions.ROPE:
-        if not 0.0 < theta <= F32_MAX:
-            raise error(f"header: RoPE theta is {theta:g}, allowed with RoPE: finite, above 0")
-    elif theta != 0.0:
-        raise error(f"header: RoPE theta is {theta:g}, allowed without RoPE: 0")
-    for name, token in (("BOS", header.bos_id), ("EOS", header.eos_id), ("PAD", header.pad_id)):
-        if token is not None and not 0 <= token < header.n_vocab:
-            raise error(
-                f"header: {name} id is {token}, allowed: below the vocabulary of"
-                f" {header.n_vocab}, or none"
-            )
 
 
 MODEL: Final = struct.Struct("<4sIII8I4Bf")  # bytes 0 .. 55

@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from qsf.closable import Closing
 from qsf.errors import QsfArgumentError, QsfFormatError
@@ -28,12 +28,7 @@ from qsf.file.layout import (
     to_f32,
 )
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status, path_bytes
-from qsf.native.records import optional_id
-
-_Record = TypeVar("_Record", Header, Arch, LayerKind, RopeSet, Tensor)
-# Fields of records with another name, or in another struct, in C.
-_OF_ARCH = {"kv_key_bits": "kv_k_bits", "kv_value_bits": "kv_v_bits"}
+from qsf.native.binding import check_status, path_bytes, record
 
 
 class Reader(Closing):
@@ -62,8 +57,8 @@ class Reader(Closing):
         self._handle: Any = ffi.gc(out[0], lib.qsf_contents_close)
         self.file_bytes: int = self._handle.file_bytes
         self.n_extents: int = self._handle.n_extents
-        self.header = _record(Header, self._handle.header)
-        self.arch = _record(Arch, self._handle.arch, _OF_ARCH)
+        self.header = record(Header, self._handle.header)
+        self.arch = record(Arch, self._handle.arch)
         self.sections = {s.tag: s for s in map(_section, self._rows("sections"))}
 
     def _check(self, status: int) -> None:
@@ -87,7 +82,7 @@ class Reader(Closing):
     @cached_property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors, sorted by unit and offset; experts share the tensors of their template."""
-        return tuple(_record(Tensor, row) for row in self._rows("tensors"))
+        return tuple(record(Tensor, row) for row in self._rows("tensors"))
 
     @cached_property
     def units(self) -> tuple[Unit, ...]:
@@ -111,13 +106,13 @@ class Reader(Closing):
 
     @cached_property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
-        kinds = [_usual_scale(_record(LayerKind, row)) for row in self._rows("kinds")]
+        kinds = [_usual_scale(record(LayerKind, row)) for row in self._rows("kinds")]
         return tuple(kinds[row.kind] for row in self._rows("units") if row.role == Role.LAYER)
 
     @cached_property
     def rope_sets(self) -> tuple[RopeSet, ...]:
         """The sets of the section ``ROPE``; empty: one set, from header and ``arch``."""
-        return tuple(_record(RopeSet, row) for row in self._rows("rope_sets"))
+        return tuple(record(RopeSet, row) for row in self._rows("rope_sets"))
 
     def unit(self, unit_idx: int) -> Unit:
         """Return a unit; QsfArgumentError if the file has no such unit."""
@@ -172,21 +167,6 @@ class Reader(Closing):
             self._check(lib.qsf_contents_verify(self._handle, i, end))
             if progress is not None:
                 progress(end[0], self.file_bytes)
-
-
-def _record(kind: type[_Record], row: Any, names: dict[str, str] | None = None) -> _Record:
-    """Return a record made of a struct whose fields have the same names."""
-    values = {}
-    for field in fields(kind):
-        value = getattr(row, (names or {}).get(field.name, field.name))
-        if field.type.startswith("tuple"):
-            value = tuple(ffi.unpack(value.values, value.n)) if value.n else ()
-        elif field.type == "bool":
-            value = bool(value)
-        elif field.name.endswith("_id"):
-            value = optional_id(value)
-        values[field.name] = value
-    return kind(**values)
 
 
 def _usual_scale(kind: LayerKind) -> LayerKind:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 import sys
 import zlib
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
-from qsf.file.open_file import OpenedFile, begins_with
+from qsf.closable import Closing
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.file.open_file import begins_with
 from qsf.file.output import Output
 from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system import files
@@ -180,19 +182,48 @@ def write_session(
 # ---- reading ----
 
 
-class SessionFile(OpenedFile):
+class SessionFile(Closing):
     """An open session file; everything but the state has been checked.
 
     Attributes:
+        path: the file.
+        file_bytes: its size.
         head: the head of the file.
     """
 
     head: SessionHead
 
     def __init__(self, path: str | os.PathLike[str], *, memory_bytes: int = MEMORY_BYTES) -> None:
-        """Open and check the file; parsing its head may take ``memory_bytes``."""
+        """Open and check the file; parsing its head may take ``memory_bytes``.
+
+        Raises:
+            QsfIOError: the system refused to open or to read it.
+            QsfFormatError: it is damaged or of another kind.
+            QsfUnsupportedError: it needs another release.
+        """
         self._memory_bytes = memory_bytes
-        super().__init__(path)
+        self.path = Path(path)
+        self._fd = -1
+        try:
+            self._fd = os.open(self.path, files.READ_FLAGS)
+            info = os.fstat(self._fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise QsfIOError(f"{self.path}: not a regular file")
+            self.file_bytes = info.st_size
+            self._check()
+        except BaseException as error:
+            self.close()
+            if isinstance(error, QsfFormatError):
+                raise error.located(self.path) from error
+            if isinstance(error, (OSError, ValueError)) and not isinstance(error, QsfError):
+                # ValueError: a path with a zero byte.
+                raise QsfIOError(f"{self.path}: {getattr(error, 'strerror', error)}") from error
+            raise
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def read_blocks(self, take: Callable[[int, memoryview, int], None]) -> None:
         """Call ``take(offset, block, crc32)`` for each block of the state, in order."""

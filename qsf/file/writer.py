@@ -26,7 +26,6 @@ from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
 from qsf.file.kinds import LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
-    OUTLIERS_OF,
     Arch,
     Compression,
     Dtype,
@@ -42,28 +41,12 @@ from qsf.file.layout import (
 from qsf.file.output import Data, Output
 
 _T = TensorType
-_LAYER_ORDER: Final = (  # vectors and outlier tables come before the matrix that uses them
-    _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_JOIN,
-    _T.INPUT_SHIFT, _T.SECOND_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS,
-    _T.ATTN_NORM, _T.ATTN_NORM_BIAS, _T.Q_BIAS, _T.K_BIAS, _T.V_BIAS, _T.Q_NORM, _T.K_NORM,
-    _T.SINKS, _T.DECAY_RATE, _T.DECAY_BIAS, _T.MIX_NORM,
-    _T.Q_OUTLIERS, _T.K_OUTLIERS, _T.V_OUTLIERS, _T.Q, _T.K, _T.V, _T.Q_UP, _T.K_UP, _T.V_UP,
-    _T.MIX_GATE, _T.BETA, _T.DECAY, _T.GATE_UP, _T.DECAY_UP,
-    _T.CONV, _T.CONV_BIAS, _T.ATTN_SUB_NORM, _T.ATTN_OUT_BIAS, _T.ATTN_OUT_OUTLIERS, _T.ATTN_OUT,
-    _T.POST_ATTN_NORM,
-    _T.SSD_RATE, _T.SSD_STEP_BIAS, _T.SSD_SKIP, _T.SSD_GATE, _T.SSD_IN, _T.SSD_STEP, _T.SSD_CONV,
-    _T.SSD_CONV_BIAS, _T.SSD_NORM, _T.SSD_OUT,
-    _T.ROUTER_NORM, _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ROUTER_BIAS, _T.SELECTION_BIAS,
-    _T.EXPERT_SCALE, _T.EXPERT_ROUTER, _T.SHARED_GATE, _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS,
-    _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_SUB_NORM,
-    _T.FFN_DOWN_BIAS, _T.FFN_DOWN_OUTLIERS, _T.FFN_DOWN,
-    _T.DENSE_POST_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.POST_FFN_NORM,
-    _T.OWN_IN_NORM, _T.OWN_IN, _T.OWN_GATE, _T.OWN_OUT, _T.OWN_NORM, _T.LAYER_SCALE,
-    _T.MTP_END_NORM,
-)  # fmt: skip
-_EXPERT_ORDER: Final = (
-    _T.FFN_GATE_BIAS, _T.FFN_UP_BIAS, _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN_BIAS, _T.FFN_DOWN,
-)  # fmt: skip
+# An expert is an FFN without sparse outliers and norms.
+_EXPERT_TENSORS: Final = tuple(
+    row
+    for row in lay.LAYER_TENSORS
+    if row[2] in ("FFN", "OUT", "GATED") and row[1] != Layout.OUTLIERS and row[0] != _T.FFN_SUB_NORM
+)
 _FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS)
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
@@ -74,88 +57,41 @@ EXPERT_TYPES: Final = (
 def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[int, int]]:
     q, k, v, mixed = kind.mixer_dims(h.dim)
     per_head = kind.qk_norm == QkNorm.PER_HEAD
-    hidden = (
-        _T.INPUT_SHIFT, _T.SECOND_SHIFT, _T.INPUT_NORM, _T.INPUT_NORM_BIAS, _T.ATTN_NORM,
-        _T.ATTN_NORM_BIAS,
-        _T.FFN_NORM, _T.FFN_NORM_BIAS, _T.ATTN_OUT_BIAS, _T.FFN_DOWN_BIAS, _T.POST_ATTN_NORM,
-        _T.POST_FFN_NORM, _T.ROUTER_NORM, _T.ROUTED_NORM, _T.ROUTED_POST_NORM, _T.DENSE_POST_NORM,
-        _T.OWN_NORM, _T.MTP_TRUNK_NORM, _T.MTP_TOKEN_NORM, _T.MTP_HIDDEN_NORM, _T.MTP_END_NORM,
-    )  # fmt: skip
-    matrices: dict[int, tuple[int, int]] = {
-        _T.Q: (q, h.dim),
-        _T.K: (k, h.dim),
-        _T.V: (v, h.dim),
-        _T.ATTN_OUT: (h.dim, mixed),
-        _T.FFN_GATE: (kind.ffn_dim, h.dim),
-        _T.FFN_UP: (kind.ffn_dim, h.dim),
-        _T.FFN_DOWN: (h.dim, kind.ffn_dim),
+    extents = {
+        "ONE": 1,
+        "DIM": h.dim,
+        "Q": q,
+        "K": k,
+        "V": v,
+        "MIXED": mixed,
+        "GATE": kind.n_heads if kind.output_gate == 2 else kind.gate_rank or mixed,
+        "RANK": kind.gate_rank,
+        "DECAY": kind.gate_rank or kind.n_decays,
+        "DECAYS": kind.n_decays,
+        "VALUE_HEADS": kind.n_value_heads,
+        "VALUE": kind.value_dim,
+        "VALUES": kind.values,
+        "CHANNELS": kind.channels(h.dim),
+        "HEADS": kind.n_heads,
+        "QUERIES": kind.n_heads * kind.query_dim,
+        "QUERY_RANK": kind.query_rank,
+        "LATENTS": kind.n_heads * kind.latent_rank,
+        "LATENT": kind.latent_rank,
+        "NOPE": kind.nope_dim,
+        "Q_NORM": kind.head_dim if per_head else q,
+        "K_NORM": kind.head_dim if per_head else kind.latent_rank or k,
+        "CONV": kind.n_taps * kind.channels(h.dim),
+        "FFN": kind.ffn_dim,
+        "EXPERTS": kind.n_experts,
+        "PLE": own_width,
+        "JOINED": 2 * h.dim,
     }
-    return {
-        **matrices,
-        **{OUTLIERS_OF[matrix]: shape for matrix, shape in matrices.items()},
-        _T.Q_BIAS: (1, q),
-        _T.K_BIAS: (1, k),
-        _T.V_BIAS: (1, v),
-        _T.Q_NORM: (1, kind.head_dim if per_head else q),
-        _T.K_NORM: (1, kind.head_dim if per_head else kind.latent_rank or k),
-        _T.Q_UP: (kind.n_heads * kind.query_dim, kind.query_rank),
-        _T.K_UP: (kind.n_heads * kind.latent_rank, kind.nope_dim),
-        _T.V_UP: (mixed, kind.latent_rank),
-        _T.SINKS: (1, kind.n_heads),
-        _T.MIX_GATE: (kind.n_heads if kind.output_gate == 2 else kind.gate_rank or mixed, h.dim),
-        _T.BETA: (kind.n_value_heads, h.dim),
-        _T.DECAY: (kind.gate_rank or kind.n_decays, h.dim),
-        _T.GATE_UP: (mixed, kind.gate_rank),
-        _T.DECAY_UP: (kind.n_decays, kind.gate_rank),
-        _T.DECAY_RATE: (1, kind.n_decays),
-        _T.DECAY_BIAS: (1, kind.n_decays),
-        _T.MIX_NORM: (1, kind.value_dim),
-        _T.CONV: (1, kind.n_taps * kind.channels(h.dim)),
-        _T.CONV_BIAS: (1, h.dim),
-        **_ssd_shapes(h, kind),
-        _T.ATTN_SUB_NORM: (1, mixed),
-        _T.FFN_SUB_NORM: (1, kind.ffn_dim),
-        _T.FFN_GATE_BIAS: (1, kind.ffn_dim),
-        _T.FFN_UP_BIAS: (1, kind.ffn_dim),
-        **dict.fromkeys(hidden, (1, h.dim)),
-        _T.EXPERT_ROUTER: (kind.n_experts, h.dim),
-        _T.ROUTER_BIAS: (1, kind.n_experts),
-        _T.SELECTION_BIAS: (1, kind.n_experts),
-        _T.SHARED_GATE: (1, h.dim),
-        _T.EXPERT_SCALE: (1, kind.n_experts),
-        _T.LAYER_SCALE: (1, 1),
-        _T.OWN_IN_NORM: (1, own_width),
-        _T.OWN_IN: (own_width, h.dim),
-        _T.OWN_GATE: (own_width, h.dim),
-        _T.OWN_OUT: (h.dim, own_width),
-        _T.MTP_JOIN: (h.dim, 2 * h.dim),
-    }
-
-
-def _ssd_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
-    return {
-        _T.SSD_GATE: (kind.values, h.dim),
-        _T.SSD_IN: (kind.channels(h.dim), h.dim),
-        _T.SSD_STEP: (kind.n_value_heads, h.dim),
-        _T.SSD_RATE: (1, kind.n_value_heads),
-        _T.SSD_STEP_BIAS: (1, kind.n_value_heads),
-        _T.SSD_SKIP: (1, kind.n_value_heads),
-        _T.SSD_CONV: (1, kind.n_taps * kind.channels(h.dim)),
-        _T.SSD_CONV_BIAS: (1, kind.channels(h.dim)),
-        _T.SSD_NORM: (1, kind.values),
-        _T.SSD_OUT: (h.dim, kind.values),
-    }
+    return {row[0]: (extents[row[3]], extents[row[4]]) for row in lay.LAYER_TENSORS}
 
 
 def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
-    return {
-        _T.FFN_GATE_BIAS: (1, kind.expert_dim),
-        _T.FFN_UP_BIAS: (1, kind.expert_dim),
-        _T.FFN_GATE: (kind.expert_dim, h.dim),
-        _T.FFN_UP: (kind.expert_dim, h.dim),
-        _T.FFN_DOWN_BIAS: (1, h.dim),
-        _T.FFN_DOWN: (h.dim, kind.expert_dim),
-    }
+    extents = {"ONE": 1, "DIM": h.dim, "FFN": kind.expert_dim}
+    return {row[0]: (extents[row[3]], extents[row[4]]) for row in _EXPERT_TENSORS}
 
 
 def unit_shapes(
@@ -184,9 +120,9 @@ def unit_shapes(
 def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
     return {
         Role.EMBEDDING: (_T.EMBEDDING,),
-        Role.LAYER: _LAYER_ORDER,
+        Role.LAYER: tuple(row[0] for row in lay.LAYER_TENSORS),
         Role.FINAL: _FINAL_ORDER if is_tied else (*_FINAL_ORDER, *lay.HEADS),
-        Role.EXPERT: _EXPERT_ORDER,
+        Role.EXPERT: tuple(row[0] for row in _EXPERT_TENSORS),
         Role.OWN_TABLE: (_T.OWN_TABLE,),
     }[role]
 
@@ -304,10 +240,6 @@ class Writer(Output):
         """
         super().__init__(path, progress, needed_bytes)
         self.header = header
-        if header.architecture not in tuple(lay.Architecture):
-            raise QsfArgumentError(
-                f"architecture {header.architecture}, allowed: 0 .. {max(lay.Architecture)}"
-            )
         self._arch = arch
         self._parts = (layer_kinds, rope_sets)
         self._tables = pack_tables(header, arch, *self._parts, QsfArgumentError)

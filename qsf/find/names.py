@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
+from qsf.file.family import TYPE_NAMES, our_type
 from qsf.file.gguf_parts import name_without_part, part_names
-from qsf.file.type_names import TYPE_NAMES, our_type
 from qsf.find import store
 from qsf.find.store import likely_name, suggested
 from qsf.foreign_json import read_json_file
@@ -250,9 +250,7 @@ def cache_folder(repo: str) -> Path:
 
 
 def snapshot_of(folder: Path) -> Path:
-    """Return the snapshot of a folder of the hub's cache (``models--org--name``); other folders
-    unchanged.
-    """
+    """Return the snapshot of a folder of the hub's cache; other folders unchanged."""
     snapshots = folder / "snapshots"
     if not snapshots.is_dir():
         return folder

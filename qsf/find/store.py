@@ -106,9 +106,7 @@ def suggested(name: str) -> Suggested | None:
 
 
 def likely_name(name: str) -> str | None:
-    """Return a short name similar to ``name``: the smallest model of that family, else a similar
-    spelling.
-    """
+    """Return a short name like ``name``: the smallest of its family, else a similar spelling."""
     from difflib import get_close_matches
 
     if len(name) > _MAX_CHARS:  # a search of similar names would take its memory many times
@@ -141,10 +139,7 @@ class Kept:
 
 
 def store_folder() -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if not folder.is_absolute():
-        folder = Path("~/.cache").expanduser()
-    return folder / "qsf" / "models"
+    return files.user_folder("XDG_CACHE_HOME", "~/.cache") / "models"
 
 
 def place_of(name: str, quant_type: str) -> Path:
@@ -247,9 +242,7 @@ def remove(kept: Kept) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: str = "") -> Iterator[None]:
-    """Let one process at a time make or remove ``path``; prints ``waiting`` while another process
-    does.
-    """
+    """Let one process at a time make or remove ``path``; prints ``waiting`` before a wait."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fd = files.open_lock(path.with_suffix(".lock"), 0o666)

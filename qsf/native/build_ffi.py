@@ -47,7 +47,13 @@ RECORDS = {
     "qsf_options": "OptionFields",
     "qsf_plan": "PlanFields",
     "qsf_stats": "StatsFields",
+    "qsf_header": "HeaderFields",
+    "qsf_arch": "ArchFields",
+    "qsf_layer_kind": "KindFields",
 }
+# Struct -> the file that has the defaults of its fields; those of the others are 0
+DEFAULTS = {"qsf_arch": "arch.c", "qsf_layer_kind": "kinds.c"}
+NOT_STORED = (("qsf_layer_kind", "is_encoder"), ("qsf_layer_kind", "pinned_tokens"))
 # Fields that only Python knows, behind those of the struct
 MORE_FIELDS = {"qsf_plan": ("is_enough: bool", "text_bytes: int = 0", 'kv_policy: str = "none"')}
 PYTHON_TYPES = {
@@ -55,9 +61,11 @@ PYTHON_TYPES = {
     "char *": "str | PathLike[str]",
     "float": "float",
     "double": "float",
+    "uint8_t": "int",
     "uint32_t": "int",
     "uint64_t": "int",
     "uint64_t[]": "tuple[int, ...]",
+    "qsf_floats": "tuple[float, ...]",
 }
 
 OPEN = """
@@ -117,7 +125,17 @@ def facts(ffi: FFI) -> str:
         (CSRC / "types/table.h").read_text(encoding="ascii"),
     )
     rows = sorted([*rows, ("5", "MIXED", '"mixed"', "0")], key=lambda row: int(row[0]))
-    lines += ["", "class Dtype(IntEnum):"]
+    lines += [
+        "",
+        "# Tensors of a layer as a pass uses them: type, layout, group, rows, columns",
+    ]
+    lines += ["LAYER_TENSORS = ("] + [
+        f'    (TensorType.{kind}, Layout.{layout}, "{group}", "{n_rows or "ONE"}", "{n_cols}"),'
+        for layout, kind, group, n_rows, n_cols in LAYER_TENSOR.findall(
+            (CSRC / "format/config.h").read_text("ascii").replace("MATRIX(", "TILES(")
+        )
+    ]
+    lines += [")", "", "class Dtype(IntEnum):"]
     lines += [f"    {re.sub('^([0-9])BIT', 'Q' + chr(92) + '1', s)} = {n}" for n, s, _, _ in rows]
     lines += ["", "# Name, bytes of a tile", "DTYPES = {"]
     lines += [f"    {n}: ({name}, {n_bytes})," for n, _, name, n_bytes in rows]
@@ -133,11 +151,10 @@ def facts(ffi: FFI) -> str:
         lines.append(")")
     for struct, name in RECORDS.items():
         lines += ["", "@dataclass(frozen=True, slots=True)", f"class {name}:"]
-        default = " | None = None" if struct == "qsf_options" else ""
         lines += [
-            f"    {field}: {kind}{default}"
+            f"    {field}: {kind}{default_of(struct, field, kind, text)}"
             for field, place in ffi.typeof(struct).fields
-            if (kind := python_type(field, place.type)) is not None
+            if (kind := python_type(field, place.type)) and (struct, field) not in NOT_STORED
         ]
         lines += [f"    {field}" for field in MORE_FIELDS.get(struct, ())]
     return "\n".join([*lines, ""])
@@ -148,15 +165,35 @@ KEY = re.compile(
     r"(?:\b(U32|F32)\(|\{)(0x\w+|\d+), (?:QSF_VALUE_(F32_ARRAY), )?"
     r'"[^"]+", (?:offsetof\(\w+, )?(\w+)'
 )
+# A row of QSF_LAYER_TABLE; a vector has no rows of its own
+LAYER_TENSOR = re.compile(
+    r'(VECTOR|TILES|OUTLIERS)\((\w+), \w+, "\w+", IN_(\w+), \w+, (?:OF_(\w+), )?OF_(\w+)\)'
+)
 VALUE_TYPES = ("U32", "F32", "F32_ARRAY")
+FLAGS = ("rope_interleaved", "tied_head")
 HELPERS = re.compile("COUNT$|^FIRST_FREE$")  # names that are no values of a file
+
+
+def default_of(struct: str, field: str, kind: str, text: str) -> str:
+    """Return what follows the type of a field: its default, if the struct has defaults."""
+    if struct == "qsf_options":
+        return " | None = None"
+    if struct not in DEFAULTS:
+        return ""
+    code = (CSRC / "format" / DEFAULTS[struct]).read_text("ascii")
+    given = re.search(rf"\.{field} = ([-\w.]+?)F?,", code)
+    if given is None:
+        return f" = {eval(kind.partition('[')[0], {})()}"  # 0, False or ()
+    member = re.search(rf"\b{re.escape(given[1])} = (\d+)", text)
+    # One that is ABSENT depends on the header
+    return " | None = None" if given[1] == "ABSENT" else f" = {member[1] if member else given[1]}"
 
 
 def python_type(field: str, kind: Any) -> str | None:
     """Return the type of a struct's field in Python; None: of another kind."""
     if field in ("bos_id", "eos_id", "pad_id"):
         return "int | None"
-    if field.startswith(("is_", "kv_is_", "io_is_")):
+    if field in FLAGS or field.startswith(("is_", "kv_is_", "io_is_")):
         return "bool"
     return PYTHON_TYPES.get(re.sub(r"^const |\d+(?=\])", "", kind.cname))
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status
-from qsf.native.records import record
+from qsf.native.binding import check_status, record
 
 Float32Array = NDArray[np.float32]
 

@@ -5,15 +5,11 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status
-from qsf.native.records import record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from qsf.native.binding import check_status, record
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
-"""The quality report of a file: the loss of each tensor, and measurements of the model.
+"""The section META of a file, and the quality report in it: losses of tensors, measurements.
 
-It is the object "quality" of META (docs/evaluation.md, "The report in the file"). `Quality.meta`
+The report is the object "quality" (docs/evaluation.md, "The report in the file"). `Quality.meta`
 writes it, `Quality.from_meta` reads it from an untrusted file: it never raises, and returns
 neither numbers that are not finite nor absurd counts.
 """
@@ -13,7 +13,16 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from qsf.foreign_json import JsonError, read_json
+from qsf.kv import parse_kv_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from qsf.file.reader import Reader
+
 
 ROUNDED = "rounded"  # to the nearest that its type can hold
 EXACT = "exact"  # stored without any loss
@@ -145,9 +154,7 @@ class Quality:
     n_unreadable: int = 0
 
     def meta(self) -> dict[str, Any]:
-        """Return the object for META; numbers are rounded, because their last digits differ between
-        machines.
-        """
+        """Return the object for META; last digits, which differ by machine, are rounded away."""
         meta: dict[str, Any] = {"tensors": [_rounded(dataclasses.asdict(t)) for t in self.tensors]}
         if self.layers:
             meta["layers"] = [_rounded(dataclasses.asdict(layer)) for layer in self.layers]
@@ -314,3 +321,57 @@ def _read_facts(entry: dict[str, Any]) -> dict[str, Any]:
         elif type(value) in (int, float) and abs(value) <= _MAX_NUMBER:
             facts[name[:_MAX_TEXT]] = value
     return facts
+
+
+def read_meta(reader: Reader) -> dict[str, Any] | None:
+    """Return the META object, or None if it is absent or malformed.
+
+    NaN and infinity become None.
+    """
+    if "META" not in reader.sections:
+        return None
+    try:
+        meta = read_json(
+            reader.read_section("META"), parse_constant=lambda _: None, parse_float=_finite
+        )
+    except JsonError:
+        return None
+    return meta if isinstance(meta, dict) else None
+
+
+_ACT_BITS: Final = (8, 16)
+
+
+def cost_lines(meta: Mapping[str, Any] | None, *, with_kv_cache: bool = True) -> list[str]:
+    """Return lines about the file's default arithmetic and its measured cost.
+
+    Omits values that were not measured or are malformed.
+    """
+    lines = [
+        _line_of(meta, "activations", "activations of {bits:d} bits: {measured:d} bits change")
+    ]
+    if with_kv_cache:
+        lines.append(_line_of(meta, "kv_cache", "KV cache {type}: {measured} changes"))
+    return [line for line in lines if line is not None]
+
+
+def _line_of(meta: Mapping[str, Any] | None, name: str, begin: str) -> str | None:
+    record: Any = (meta or {}).get(name)
+    try:
+        if name == "kv_cache":
+            for kv_type in (record["type"], record["measured"]):
+                parse_kv_type(kv_type)
+        elif not {record["bits"], record["measured"]}.issubset(_ACT_BITS):
+            return None
+        return (
+            f"{begin.format(**record)} perplexity by "
+            f"{record['change_percent']:+.2f} % +- {record['change_error']:.2f} and the likeliest "
+            f"token at {100 * (1 - record['agreement']):.1f} % of positions"
+        )
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+
+
+def _finite(digits: str) -> float | None:
+    value = float(digits)
+    return value if math.isfinite(value) else None

@@ -6,14 +6,12 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from qsf.errors import QsfArgumentError
 from qsf.options import Flag, Keywords, Kind, Option, Switch, Texts, described
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
 
 _Options = TypeVar("_Options")
 
@@ -196,9 +194,7 @@ def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run")
 
 
 def valid_text(text: str, name: str) -> str:
-    """Return text from outside. Raises QsfArgumentError for lone surrogates, by which Python has
-    bytes that are not UTF-8.
-    """
+    """Return text from outside. Raises QsfArgumentError for bytes that are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape").decode()
     except ValueError:

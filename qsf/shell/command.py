@@ -18,7 +18,15 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from qsf.errors import ChildFailedError, QsfError, QsfFormatError, clean, error_line, one_line
+from qsf.errors import (
+    ChildFailedError,
+    QsfError,
+    QsfFormatError,
+    QsfMemoryError,
+    clean,
+    error_line,
+    one_line,
+)
 from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
@@ -54,9 +62,7 @@ def _raise_stopped(number: int, _frame: object) -> None:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError; signals that our parent ignores stay
-    ignored.
-    """
+    """Let SIGINT, SIGTERM and SIGHUP raise StoppedError, unless our parent ignores them."""
     previous = {}
     if threading.current_thread() is threading.main_thread():
         previous = {
@@ -210,6 +216,10 @@ def explain(error: QsfError, path: Path | None = None) -> str:
     The text names ``path``, the file that was read.
     """
     text = str(error)
+    if isinstance(error, QsfMemoryError) and error.plan is not None:
+        from qsf.native.opening import does_not_fit
+
+        text = does_not_fit(error.plan, is_command=True)
     name = error.argument
     if name is not None and name in _option_names():
         flag = "--" + name.replace("_", "-")
@@ -289,6 +299,12 @@ def prepare_streams() -> None:
     if sys.stderr is None:
         sys.stderr = nowhere.open("w", encoding="utf-8")
     sys.stdout, sys.stderr = _whole(sys.stdout), _whole(sys.stderr)
+
+
+def open_input(name: str | Path | None) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Open a file for reading; None and "-" are standard input."""
+    is_stdin = name is None or str(name) == "-"
+    return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else Path(str(name)).open("rb")
 
 
 def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:

@@ -18,51 +18,7 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 
-_RESET, _BOLD, _DIM, _ITALIC = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m"
-_GREEN, _YELLOW, _BLUE, _CYAN = "\x1b[32m", "\x1b[33m", "\x1b[34m", "\x1b[36m"
-_KEYWORDS = frozenset(
-    """
-abstract and as assert async await begin bool break case catch char class const continue def
-default defer del delete do done double elif else end enum esac except export extends extern false
-False fi final finally float fn for foreach from func function go goto if impl import in include
-instanceof int interface is lambda let long loop match mod module mut namespace new nil None
-nonlocal not null operator or package pass private protected pub public raise return self select
-short signed sizeof static struct super switch template then this throw trait true True try type
-typedef typeof union unless unsigned until use using var virtual void volatile when where while with
-yield SELECT FROM WHERE INSERT INTO UPDATE DELETE CREATE TABLE JOIN ON GROUP BY ORDER AND OR NOT
-NULL AS SET VALUES
-""".split()  # noqa: SIM905  # a hundred literals would be longer
-)
-_COMMENTS = {
-    "--": ("sql", "lua", "haskell", "hs", "ada", "vhdl"),
-    "#": ("python", "py", "sh", "bash", "shell", "zsh", "ruby", "rb", "perl", "yaml", "yml", "toml",
-          "r", "make", "makefile", "dockerfile", "cmake", "powershell", "nix", "julia", "elixir"),
-    "": ("", "text", "txt", "plaintext", "console", "output", "diff", "markdown", "md"),
-}  # fmt: skip
-_STRING = r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|`(?:\\.|[^`\\])*`"
-_REST = rf"({_STRING})|(\b\d[\w.]*)|([A-Za-z_]\w*)"
-
-
-def coloured(line: str, language: str) -> str:
-    """Return a line of code with colours; ``language`` is the name on the Markdown block."""
-    comment = next((mark for mark, names in _COMMENTS.items() if language in names), "//")
-    if not comment:
-        return line
-    pattern = re.compile(rf"((?<!\S){re.escape(comment)}.*|/\*.*?(?:\*/|$))|{_REST}")
-
-    def styled(match: re.Match[str]) -> str:
-        text = match[0]
-        if match[1]:
-            return f"{_DIM}{text}{_RESET}"
-        if match[2]:
-            return f"{_GREEN}{text}{_RESET}"
-        if match[3]:
-            return f"{_YELLOW}{text}{_RESET}"
-        return f"{_BLUE}{text}{_RESET}" if text in _KEYWORDS else text
-
-    return pattern.sub(styled, line)
-
-
+_RESET, _BOLD, _DIM, _ITALIC, _CYAN = "\x1b[0m", "\x1b[1m", "\x1b[2m", "\x1b[3m", "\x1b[36m"
 _LEAST_COLUMNS = 12  # narrower terminals wrap by themselves
 _MAX_HELD = 600  # characters of a line held back for a closing mark
 
@@ -123,7 +79,6 @@ class Prose:
         self._is_code = False  # this line is code or a fence
         self._is_table = False
         self._fence = ""  # mark that ends the current code block
-        self._language = ""
         self._shown_style = ""
         self._column = 0
         self._indent = 0  # of wrapped lines
@@ -203,26 +158,19 @@ class Prose:
         self._word.clear()
 
     def _take_code(self, *, is_whole: bool) -> None:
-        """Write a line of a code block: as it arrives, and with colours once it is complete."""
-        line = self._held
-        shown = self._column
-        if not is_whole:
-            self._out.append(line[shown:])
-            self._column = len(line)
-            return
+        """Write a line of a code block as it arrives; one that may be a fence waits for its end."""
+        line, style = self._held, _CYAN
         fence = _FENCE.match(line)
-        if not self._fence and fence:
-            self._fence = fence[1]
-            self._language = line[fence.end() :].strip().lower()
-            text = f"{_DIM}{line}{_RESET}"
+        if fence and not is_whole:
+            return
+        if fence and not self._fence:
+            self._fence, style = fence[1], _DIM
         elif fence and fence[1].startswith(self._fence) and not line[fence.end() :].strip():
-            self._fence = ""
-            text = f"{_DIM}{line}{_RESET}"
-        else:
-            text = coloured(line, self._language)
-        n_rows = (len(line[:shown].expandtabs()) - 1) // max(self._columns(), 1) if shown else 0
-        up = f"\x1b[{n_rows}A" if n_rows else ""
-        self._out.append(f"{up}\r\x1b[J{text}" if shown else text)
+            self._fence, style = "", _DIM
+        if len(line) > self._column:
+            self._show_style(style)
+            self._out.append(line[self._column :])
+            self._column = len(line)
 
     # ---- inside a line ----
 

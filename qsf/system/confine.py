@@ -9,10 +9,7 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 try:
     import resource

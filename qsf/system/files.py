@@ -29,6 +29,12 @@ _POLL_SECONDS = 0.05
 _seeking = threading.Lock()  # where a descriptor's position must be moved
 
 
+def user_folder(variable: str, usual: str) -> Path:
+    """Return the folder of the user that a variable of XDG names, else the usual one, for QSF."""
+    folder = Path(os.environ.get(variable, ""))
+    return (folder if folder.is_absolute() else Path(usual).expanduser()) / "qsf"
+
+
 def open_lock(path: Path, mode: int) -> int:
     """Open an existing file for locking; create it with ``mode`` if it is missing."""
     return os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, mode)

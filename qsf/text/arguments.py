@@ -64,9 +64,7 @@ def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
 
 
 def as_messages(messages: object) -> list[dict[str, Any]]:
-    """Return chat messages; a text becomes the user's message. Raises QsfArgumentError for other
-    values.
-    """
+    """Return chat messages; a text is the user's. Raises QsfArgumentError for other values."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):

@@ -34,9 +34,7 @@ def channel_markers(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def ends_with_channels(end_ids: frozenset[int], tokenizer: Tokenizer | None) -> frozenset[int]:
-    """Return the tokens that end a text; a model with channels also ends messages, which is not the
-    end of a text.
-    """
+    """Return the tokens that end a text, without those that end a message of a channel only."""
     markers = {} if tokenizer is None else channel_markers(tokenizer)
     ends = {token for token, name in markers.items() if name in _ENDS}
     return (end_ids - set(markers)) | ends

@@ -87,9 +87,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, object] | None = None,
         tool_template: str | None = None,
     ) -> None:
-        """Keep the template, which is compiled on first use. Raises QsfFormatError if it is not a
-        template.
-        """
+        """Keep the template, which is compiled on first use. Raises QsfFormatError for no text."""
         self._source = _template_source(template)
         self._tool_source = tool_template or self._source
         n_bytes = max(

@@ -42,7 +42,7 @@ _LIMITS = {
 }
 # Memory of llguidance's tables for each token, slices included. Measured: 370 to 420.
 _TOKEN_BYTES = 400
-_STACK_BYTES = 16 << 20  # more than twice what the deepest grammar takes (``endless.MAX_LEVELS``)
+_STACK_BYTES = 16 << 20  # more than twice what the deepest grammar takes (``schemas.MAX_LEVELS``)
 KINDS = ("json", "regex", "choice", "grammar")
 
 

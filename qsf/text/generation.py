@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from array import array
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qsf.kv import parse_kv_policy
 from qsf.native import binding
@@ -17,8 +17,38 @@ from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
     from qsf.options import GenerationOptions
-    from qsf.text.open_model import OpenedModel
-    from qsf.text.tokens import TokenConstraint
+    from qsf.text.parts import OpenedModel
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenToken:
+    """One chosen token, for ``on_token``.
+
+    Log-probabilities are natural logarithms of the model's own distribution, before penalties,
+    temperature and limits of sampling.
+
+    Attributes:
+        id: of the token.
+        logprob: its log-probability.
+        top: (id, log-probability) of the ``top_logprobs`` most probable tokens, best first.
+    """
+
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+class TokenConstraint(Protocol):
+    """A constraint on the next token of an answer, such as ``Constraint`` of `constraints.py`."""
+
+    def forced(self) -> int | None:
+        """Return the forced token; None: there is a choice. Raises QsfError."""
+
+    def mask(self) -> bytes | None:
+        """Return the mask of allowed tokens, a bit each; None: all. Raises QsfError."""
+
+    def take(self, token: int) -> bool:
+        """Record the chosen token; return True at the end of the form. Raises QsfError."""
 
 
 @dataclass(frozen=True, slots=True)

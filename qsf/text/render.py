@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
-from qsf.system import children
+from qsf.system import process as processes
 
 if TYPE_CHECKING:
     import subprocess
@@ -79,7 +79,7 @@ def render(source: str, values: Mapping[str, Any], *, max_bytes: int, compiler_b
             "the limit",
             argument="prompt",
         )
-    if children.how_ended(returncode) == children.KILLED:
+    if processes.how_ended(returncode) == processes.KILLED:
         raise QsfMemoryError("the system ended the process that renders the chat template")
     reason = text if kind == b"E" else _reason_of_crash(returncode, is_full=kind == b"M")
     raise QsfFormatError(f"the file's chat template cannot be rendered: {reason}")
@@ -134,7 +134,7 @@ class _Child:
                     return
                 is_new = self._process is None
                 # The terminal's Ctrl-C goes to us alone, and we end the process.
-                process = self._process = self._process or children.start_apart(command)
+                process = self._process = self._process or processes.start_apart(command)
             self._answer = _exchange(process, request, is_new=is_new)
         except OSError as error:
             self._answer = error
@@ -146,7 +146,7 @@ class _Child:
         with self._lock:
             self._is_stopped = True
         if self._process is not None:
-            children.end_apart(self._process)
+            processes.end_apart(self._process)
             self._is_over.wait()
 
 
@@ -222,17 +222,17 @@ def _command(mode: str) -> list[str]:
         )
     program = Path(__file__).with_name("render_child.py")
     # -I and -S: it imports only the standard library and these folders, and runs no site hooks.
-    folders = [str(Path(children.__file__).parent)]
+    folders = [str(Path(processes.__file__).parent)]
     folders += dict.fromkeys(str(Path(origin).parents[1]) for origin in origins if origin)
     return [sys.executable, "-I", "-S", "-B", str(program), mode, *folders]
 
 
 def _reason_of_crash(returncode: int, *, is_full: bool) -> str:
-    end = children.FULL if is_full else children.how_ended(returncode)
-    if end == children.FULL:
+    end = processes.FULL if is_full else processes.how_ended(returncode)
+    if end == processes.FULL:
         return "it takes more memory than a template may"
-    if end == children.NESTED:
+    if end == processes.NESTED:
         return f"it is nested too deeply: its stack takes more than {_STACK_BYTES >> 20} MB"
-    if end == children.SLOW:
+    if end == processes.SLOW:
         return f"it takes more than {_CPU_SECONDS} seconds of processor time"
     return f"it ends the process that renders it ({returncode})"

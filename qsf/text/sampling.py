@@ -6,14 +6,12 @@ The choice itself, which touches every logit, is made in C (``qsf_session_sample
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import GenerationOptions, described
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 _NAMES = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _OPTIONS = {o.name: o for o in described(GenerationOptions) if o.name in _NAMES}

@@ -16,8 +16,8 @@ from qsf.text.tokenizer import IncrementalDecoder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from qsf.text.generation import TokenConstraint
     from qsf.text.tokenizer import Tokenizer
-    from qsf.text.tokens import TokenConstraint
 
 _MARKS = (
     ("<think>", "</think>"),

@@ -33,6 +33,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from qsf.file.blocks import pack_tokenizer
 from qsf.file.layout import (
     BLOCK,
     EMBEDDING_UNIT,
@@ -49,7 +50,6 @@ from qsf.file.layout import (
     layer_unit,
     tensor_bytes,
 )
-from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf.file.writer import Writer
 from qsf_bench.models.shapes import (
     Entry,

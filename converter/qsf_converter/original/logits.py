@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from qsf.evaluate.windows import Window
+from qsf.evaluate.evaluation import Window
 from qsf.file.layout import FINAL_UNIT, Dtype, UnitId, layer_unit
 from qsf.foreign_json import read_json
 from qsf.text.tokenizer import Tokenizer

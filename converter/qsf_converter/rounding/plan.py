@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.file.family import our_type
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     EXACT,
@@ -35,7 +36,6 @@ from qsf.file.layout import (
     dtype_name,
     layer_unit,
 )
-from qsf.file.type_names import our_type
 from qsf_converter.rounding.tiles import bits_per_weight, tile_bytes
 from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import MXFP4, Checkpoint, SourceTensor
@@ -619,7 +619,7 @@ def _as_layer(facts: Facts) -> Facts:
     return dataclasses.replace(
         facts,
         header=dataclasses.replace(facts.header, n_layers=len(kinds) + 1),
-        layer_kinds=(*kinds, dataclasses.replace(kind, is_mtp=1)),
+        layer_kinds=(*kinds, dataclasses.replace(kind, is_mtp=True)),
         dims={**facts.dims, "joined": 2 * facts.header.dim},
     )
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.cli.run import report
-from qsf.cli.run.answer import Shown, generate, say, say_lines
+from qsf.cli.run.answer import Shown, generate, say, say_lines, terminal_guard
 from qsf.cli.run.conversation import (
     read_conversation,
     resumed_lines,
@@ -22,7 +22,6 @@ from qsf.cli.run.conversation import (
     with_thinking,
     write_conversation,
 )
-from qsf.cli.run.loop_guard import terminal_guard
 from qsf.cli.run.options import Request
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.family import type_of
@@ -32,17 +31,18 @@ from qsf.options import MAX_U32, GenerationOptions, Option, call_with, described
 from qsf.shell import command
 from qsf.shell.arguments import valid_text
 from qsf.shell.command import StoppedError
-from qsf.shell.line_editing import file_names, line_editing, prefilled
 from qsf.shell.prose import dim
+from qsf.system.files import user_folder
 from qsf.system.keys import unseen_keys
 from qsf.system.signals import interruptible_wait
 from qsf.text.sampling import sampling_fields
 from qsf.text.tokenizer import max_text_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from qsf.model import Model
+
 
 _HELP = """\
 /system TEXT     how the model is to answer from now on; without TEXT: nothing particular
@@ -200,9 +200,7 @@ class Chat:
     # ---- answering ----
 
     def _answer(self, line: str, options: GenerationOptions) -> None:
-        """Print the answer to ``line``. If the context is full, the oldest turns are forgotten
-        first.
-        """
+        """Print the answer to ``line``; a full context forgets its oldest turns first."""
         before = list(self._messages)
         n_forgotten = 0
         while True:
@@ -389,3 +387,76 @@ class Chat:
         n_all = self._model.info.plan.ctx_tokens
         say(f"({n_held} of {n_all} tokens, {100 * n_held / n_all:.0f} %, in "
             f"{len(self._messages)} messages)")  # fmt: skip
+
+
+_MAX_HISTORY = 1000
+
+
+@contextlib.contextmanager
+def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None]:
+    """Let input() edit lines, join pasted lines into one message, and keep a history over runs.
+
+    ``complete(before, word)`` returns completions of ``word``, which follows ``before`` on the
+    line.
+    """
+    try:
+        import readline
+    except ImportError:  # Windows, whose console edits lines itself
+        yield
+        return
+    matches: list[str] = []
+
+    def completer(word: str, state: int) -> str | None:
+        if state == 0:
+            matches[:] = complete(readline.get_line_buffer()[: readline.get_begidx()], word)
+        return matches[state] if state < len(matches) else None
+
+    with contextlib.suppress(Exception):  # libedit lacks the setting
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    is_libedit = "libedit" in (readline.__doc__ or "")
+    readline.parse_and_bind("bind ^I rl_complete" if is_libedit else "tab: complete")
+    readline.set_completer_delims(" ")
+    readline.set_completer(completer)
+    path = user_folder("XDG_STATE_HOME", "~/.local/state") / "history"
+    with contextlib.suppress(OSError):
+        readline.read_history_file(path)
+    readline.set_history_length(_MAX_HISTORY)
+    try:
+        yield
+    finally:
+        readline.set_completer(None)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            path.touch(mode=0o600)
+            readline.write_history_file(path)
+
+
+@contextlib.contextmanager
+def prefilled(text: str) -> Iterator[None]:
+    """Start the next input() with ``text``, which the user can edit."""
+    try:
+        import readline
+    except ImportError:
+        text = ""
+    if not text:
+        yield
+        return
+    readline.set_startup_hook(lambda: readline.insert_text(text))
+    try:
+        yield
+    finally:
+        readline.set_startup_hook(None)
+
+
+def file_names(word: str) -> list[str]:
+    folder, _, start = word.rpartition("/")
+    try:
+        inside = sorted(Path(f"{folder}/" if "/" in word else ".").expanduser().iterdir())
+    except (OSError, RuntimeError):
+        return []
+    head = word[: len(word) - len(start)]
+    return [
+        f"{head}{path.name}{'/' if path.is_dir() else ''}"
+        for path in inside
+        if path.name.startswith(start) and (start or not path.name.startswith("."))
+    ]

@@ -9,17 +9,16 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 from qsf.cli.run import report
-from qsf.cli.run.answer import Shown, generate, say_lines, show
-from qsf.cli.run.loop_guard import terminal_guard
+from qsf.cli.run.answer import Shown, generate, say_lines, show, terminal_guard
 from qsf.cli.run.options import Request, parse, read_constraint
-from qsf.errors import QsfArgumentError, QsfError, QsfMemoryError
+from qsf.errors import QsfArgumentError, QsfError
 from qsf.file.foreign_text import text_of
 from qsf.file.open_file import is_qsf_file
 from qsf.options import MAX_U32, call_with
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from qsf.model import Model
-    from qsf.native.binding import MemoryPlan
 
 # The default of --max-seq-len is no longer than this (QSF_DEFAULT_CTX_TOKENS).
 _DEFAULT_CTX_TOKENS = 16384
@@ -86,7 +84,8 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
-    with _lines(request) as lines, _open(request) as model:
+    # --prompts before the model, whose opening takes longer; only once: it may be a pipe
+    with command.open_input(request.prompts) as lines, _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.verbose:
@@ -119,13 +118,6 @@ def _run(request: Request) -> int:
         return code
 
 
-def _lines(request: Request) -> AbstractContextManager[IO[bytes]]:
-    """Open --prompts before the model, whose opening takes longer; only once: it may be a pipe."""
-    if request.prompts in (None, "-"):
-        return nullcontext(sys.stdin.buffer)
-    return Path(str(request.prompts)).open("rb")
-
-
 def _streaming_lines(model: Model, request: Request) -> list[str]:
     """Return a hint if weights are read for every token although memory is free."""
     plan = model.info.plan
@@ -140,6 +132,8 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
 
 
 def _open(request: Request) -> Model:
+    from qsf.model import Model
+
     progress = command.Progress(f"loading {request.path.name}", is_wanted=not request.quiet)
     echo = ExitStack()
 
@@ -152,20 +146,9 @@ def _open(request: Request) -> Model:
     try:
         with echo, Watcher(leave, progress.tick):
             echo.enter_context(unseen_keys())
-            return _open_in_budget(request)
+            model = Model.opened(request.path, request.opening)
     finally:
         progress.end()
-
-
-def _open_in_budget(request: Request) -> Model:
-    from qsf.model import Model
-
-    try:
-        model = Model.opened(request.path, request.opening)
-    except QsfMemoryError as error:
-        if error.plan is None:
-            raise
-        raise QsfMemoryError(_does_not_fit(error.plan)) from None
     if model.text_vectors.is_encoder:
         raise QsfArgumentError(
             f"{request.path.name} is an encoder: it makes vectors of texts, and no text; "
@@ -200,11 +183,8 @@ def _prompt(request: Request) -> str:
     if request.prompt_file is None and sys.stdin.isatty():
         raise UsageError("no prompt: give --prompt, --prompt-file or --interactive")
     most = max_text_bytes(request.opening.max_seq_len or _DEFAULT_CTX_TOKENS)
-    if request.prompt_file in (None, "-"):
-        data = command.read_at_most(sys.stdin.buffer, most + 1)
-    else:
-        with Path(str(request.prompt_file)).open("rb") as file:
-            data = command.read_at_most(file, most + 1)
+    with command.open_input(request.prompt_file) as file:
+        data = command.read_at_most(file, most + 1)
     if len(data) > most:
         raise QsfArgumentError(
             f"the prompt is too long: more than {most} bytes, the most for its context (16 for "
@@ -294,28 +274,22 @@ def _print_plan(request: Request) -> int:
         # The constraint's memory counts as "process before opening"
         read_constraint(request.path, request.form)
         plan = call_with(Model.plan, request.path, request.opening)
-    for line in (*report.plan_lines(plan), *_cost_lines(request)):
-        print(line)
-    sys.stdout.flush()
+    print(*report.plan_lines(plan), *_cost_lines(request), sep="\n", flush=True)
     if plan.is_enough:
         return 0
-    command.say_error("qsf-run", _does_not_fit(plan))
+    from qsf.native.opening import does_not_fit
+
+    command.say_error("qsf-run", does_not_fit(plan, is_command=True))
     return command.EXIT_FAILED
 
 
 def _cost_lines(request: Request) -> list[str]:
     """Return the file's default arithmetic; leaves out the KV cache if the user chose one."""
     from qsf.file.reader import Reader
-    from qsf.report.meta import cost_lines, read_meta
+    from qsf.report.record import cost_lines, read_meta
 
     with Reader(request.path) as reader:
         return cost_lines(read_meta(reader), with_kv_cache=request.opening.kv_type is None)
-
-
-def _does_not_fit(plan: MemoryPlan) -> str:
-    from qsf.native.opening import does_not_fit
-
-    return does_not_fit(plan, is_command=True)
 
 
 if __name__ == "__main__":

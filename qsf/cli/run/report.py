@@ -105,7 +105,7 @@ def _io_text(model: Model) -> str:
 
 
 def _drafts_text(plan: MemoryPlan) -> str:
-    from qsf.native.records import DRAFTER_HELD
+    from qsf.native.binding import DRAFTER_HELD
 
     if plan.draft_rows:
         guesser = "the draft model" if plan.drafter_bytes else "the file's MTP head"
@@ -121,7 +121,7 @@ def _drafts_text(plan: MemoryPlan) -> str:
 
 def _mtp_lines(plan: MemoryPlan) -> list[str]:
     """Return whether the file's MTP head guesses, or why not; empty if there is none."""
-    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE
+    from qsf.native.binding import DRAFTER_HELD, DRAFTER_NONE
 
     if plan.mtp_state == DRAFTER_NONE:
         return []
@@ -135,7 +135,7 @@ def _mtp_lines(plan: MemoryPlan) -> list[str]:
 
 def drafter_lines(plan: MemoryPlan) -> list[str]:
     """Return why the draft model is not loaded; empty if it is, or if none was requested."""
-    from qsf.native.records import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
+    from qsf.native.binding import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
@@ -223,7 +223,7 @@ def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
     """Return what a small budget costs if ``auto``, the plan with all free memory, is faster."""
     if not auto.is_enough or auto.streamed_bytes >= plan.streamed_bytes:
         return []
-    from qsf.native.records import size_text
+    from qsf.native.binding import size_text
 
     rest = f"only {mb(auto.streamed_bytes)} MB" if auto.streamed_bytes else "nothing"
     return [
@@ -336,7 +336,7 @@ def draft_record(stats: SessionStats) -> dict[str, int]:
 
 def draft_lines(stats: SessionStats) -> list[str]:
     """Return the gain of drafts; "" if no draft was evaluated."""
-    from qsf.native.records import GUESSERS
+    from qsf.native.binding import GUESSERS
 
     if not any(stats.n_drafted):
         return []
@@ -449,81 +449,62 @@ def _hidden_text(read_ns: int, wait_ns: int, compute_ns: int) -> str:
 
 @dataclass(slots=True)
 class _Row:
-    """Neighbouring units with similar times, and their sums."""
+    """Neighbouring units with similar times; their sums of bytes read and of milliseconds."""
 
     first: UnitTime
     last: UnitTime
     n_units: int
-    read_bytes: float  # per pass, like the next three
-    read_ms: float
-    wait_ms: float
-    compute_ms: float
+    sums: list[float]  # per pass: bytes, ms of reading, of waiting, of computing
 
     def looks_like(self, other: _Row, *, minds_times: bool) -> bool:
-        if self.first.name.split()[0] != "layer" or other.first.name.split()[0] != "layer":
+        mine, theirs = self.first, other.first
+        if not (mine.name.startswith("layer") and theirs.name.startswith("layer")):
             return False
-        if self.first.is_resident != other.first.is_resident:
+        if (mine.is_resident, mine.is_skipped) != (theirs.is_resident, theirs.is_skipped):
             return False
-        if self.first.is_skipped != other.first.is_skipped:
+        pairs = zip(self.each(), other.each(), strict=True)
+        size, _, *times = ((abs(a - b), max(a, b)) for a, b in pairs)
+        if size[0] > 0.05 * size[1]:
             return False
-        mine, theirs = self.read_bytes / self.n_units, other.read_bytes / other.n_units
-        if abs(mine - theirs) > 0.05 * max(mine, theirs):
-            return False
-        if not minds_times:
-            return True
-        return all(
-            _are_alike(my_ms / self.n_units, their_ms / other.n_units)
-            for my_ms, their_ms in (
-                (self.wait_ms, other.wait_ms),
-                (self.compute_ms, other.compute_ms),
-            )
-        )
+        # Else they are too close to be told apart
+        return not minds_times or all(apart <= max(0.5, 0.3 * most) for apart, most in times)
+
+    def each(self) -> list[float]:
+        return [value / self.n_units for value in self.sums]
 
     def add(self, other: _Row) -> None:
         self.last = other.last
         self.n_units += other.n_units
-        self.read_bytes += other.read_bytes
-        self.read_ms += other.read_ms
-        self.wait_ms += other.wait_ms
-        self.compute_ms += other.compute_ms
-
-    def name(self) -> str:
-        if self.n_units == 1:
-            return self.first.name
-        return f"layers {self.first.name.split()[1]}-{self.last.name.split()[1]}"
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
 
     def line(self) -> str:
+        name = self.first.name
+        if self.n_units > 1:
+            name = f"layers {name.split()[1]}-{self.last.name.split()[1]}"
+        n_bytes, *times = self.each()
         where = "memory" if self.first.is_resident else "streamed"
         if self.first.is_skipped:
             where = "skipped"
-        if where == "streamed" and self.first.name == "embedding" and not self.read_bytes:
+        if where == "streamed" and name == "embedding" and not n_bytes:
             where = "rows"  # only the needed rows are read, and counted elsewhere
-        n = self.n_units
-        size = f"{self.read_bytes / n / 2**20:.1f}" if self.read_bytes else "-"
-        times = (self.read_ms, self.wait_ms, self.compute_ms)
-        columns = "".join(f"{f'{ms / n:.2f}' if ms else '-':>10}" for ms in times)
-        return f"  {self.name():14}{where:10}{size:>9}{columns}"
-
-
-def _are_alike(a_ms: float, b_ms: float) -> bool:
-    """Return whether two times are too close to be told apart."""
-    return abs(a_ms - b_ms) <= max(0.5, 0.3 * max(a_ms, b_ms))
+        size = f"{n_bytes / 2**20:.1f}" if n_bytes else "-"
+        columns = "".join(f"{f'{ms:.2f}' if ms else '-':>10}" for ms in times)
+        return f"  {name:14}{where:10}{size:>9}{columns}"
 
 
 def table_lines(units: Sequence[UnitTime]) -> list[str]:
     """Return the timeline as a table: times per pass, one line for similar neighbouring units."""
-    rows = [_row(unit) for unit in units]
+    rows = []
+    for unit in units:
+        n_passes = max(unit.n_passes, 1)
+        times = (unit.read_ns, unit.wait_ns, unit.compute_ns)
+        sums = [unit.read_bytes / n_passes, *(ns / n_passes / 1e6 for ns in times)]
+        rows.append(_Row(unit, unit, 1, sums))
     folded = _fold(rows, minds_times=True)
     if len(folded) > _MANY_ROWS:
         folded = _fold(folded, minds_times=False)
     head = "".join(f"{name:>10}" for name in ("read ms", "wait ms", "compute"))
     return [f"  {'unit, each':14}{'where':10}{'MB':>9}{head}", *(row.line() for row in folded)]
-
-
-def _row(unit: UnitTime) -> _Row:
-    n_passes = max(unit.n_passes, 1)
-    ms = [ns / n_passes / 1e6 for ns in (unit.read_ns, unit.wait_ns, unit.compute_ns)]
-    return _Row(unit, unit, 1, unit.read_bytes / n_passes, *ms)
 
 
 def _fold(rows: Sequence[_Row], *, minds_times: bool) -> list[_Row]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qsf.serve.serving import Serving
     from qsf.serve.tools.request import Tools
     from qsf.text.constraints import Constraint
-    from qsf.text.reranking import Reranker
+    from qsf.text.embedding import Reranker
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000

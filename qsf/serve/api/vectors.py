@@ -21,8 +21,7 @@ from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Choosing, Reading
 from qsf.serve.serving import Serving
-from qsf.text.embedding import unit_vector
-from qsf.text.reranking import TASK
+from qsf.text.embedding import TASK, unit_vector
 
 MAX_TEXTS = 2048
 MAX_DOCUMENTS = 512

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError
-from qsf.native import state as native
+from qsf.native import binding as native
 from qsf.passes import Choice, Chosen, PassItem, Sampler, choose_items, is_ahead, run_items
-from qsf.saved_sessions import copy_held, load_session, save_session
 from qsf.serve.scheduling.job import Job
+from qsf.session import copy_held, load_session, save_session
 
 if TYPE_CHECKING:
     from qsf.session import Session
-    from qsf.text.open_model import OpenedModel
+    from qsf.text.parts import OpenedModel
 
 
 # Logits of a prompt whose tokens are scored: bytes on top of the plan, and rows of a pass.

@@ -20,8 +20,7 @@ import qsf
 from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
-from qsf.native.passing import PassReport
-from qsf.passes import PassItem, run_items
+from qsf.passes import PassItem, PassReport, run_items
 from qsf.serve.scheduling import engine as engine_module
 
 

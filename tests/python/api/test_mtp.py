@@ -183,7 +183,7 @@ def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
         assert not [text for text in report.warnings if "tokenizer" not in text]
     with Reader(tmp_path / "gguf.qsf") as one, Reader(tmp_path / "hf.qsf") as other:
         assert one.layer_kinds[-1] == other.layer_kinds[-1]
-        assert [kind.is_mtp for kind in one.layer_kinds].index(1) == len(one.layer_kinds) - 1
+        assert [kind.is_mtp for kind in one.layer_kinds].index(True) == len(one.layer_kinds) - 1
         of_head = [
             i for i, unit in enumerate(one.units) if unit.id.layer == len(one.layer_kinds) - 1
         ]

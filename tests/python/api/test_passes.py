@@ -14,8 +14,7 @@ import pytest
 
 import qsf
 from qsf.errors import QsfArgumentError
-from qsf.native.passing import run_pass
-from qsf.passes import Choice, Chosen, PassItem, Sampler
+from qsf.passes import Choice, Chosen, PassItem, Sampler, run_pass
 
 # ---- Model.run_pass and Model.choose ----
 

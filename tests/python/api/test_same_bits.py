@@ -37,10 +37,9 @@ from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.file.layout import Arch, Dtype, Norm
 from qsf.native import binding
-from qsf.native.passing import run_pass
-from qsf.native.state import copy_tokens
-from qsf.passes import PassItem, Wants
-from qsf.saved_sessions import copy_held
+from qsf.native.binding import copy_tokens
+from qsf.passes import PassItem, Wants, run_pass
+from qsf.session import copy_held
 from qsf_converter import convert
 
 TOKENS = array("I", np.random.default_rng(8).integers(0, VOCAB, 150).tolist())

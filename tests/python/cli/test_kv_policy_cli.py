@@ -13,8 +13,7 @@ import pytest
 import qsf
 from make.commands import Run, check_refused
 from qsf.cli import evaluate as eval_cli
-from qsf.evaluate.evaluation import ShortenedLogits
-from qsf.evaluate.windows import cut_windows
+from qsf.evaluate.evaluation import ShortenedLogits, cut_windows
 from qsf.kv import KvPolicy
 
 PROMPT = "Once upon a time"

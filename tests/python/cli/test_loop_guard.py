@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qsf.cli.run.answer import generate
-from qsf.cli.run.loop_guard import LoopGuard, loop_at_end, terminal_guard
+from qsf.cli.run.answer import LoopGuard, generate, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
 from qsf.options import GenerationOptions
 

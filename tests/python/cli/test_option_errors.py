@@ -12,7 +12,7 @@ import pytest
 from make.commands import Here, Run, check_refused
 from qsf.cli import evaluate, inspect
 from qsf.cli.run import main as run_cli
-from qsf.cli.run.config import read_defaults
+from qsf.cli.run.options import read_defaults
 from qsf.cli.serve_options import Size
 from qsf.errors import QsfArgumentError
 from qsf.native import binding

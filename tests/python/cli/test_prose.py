@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.screens import lines_of
-from qsf.shell.prose import Prose, coloured
+from qsf.shell.prose import Prose
 
 STYLE = re.compile(r"\x1b\[\d*m")
 
@@ -69,17 +69,10 @@ def test_without_markdown_nothing_is_lost_but_spaces_between_lines(parts: list[s
     assert all(len(line) < 40 for line in lines)
 
 
-@given(line=st.text(st.sampled_from("ab1.'\"`#/-* \\"), max_size=30), language=st.sampled_from(
-    ["python", "c", "sql", "", "text"]))  # fmt: skip
-def test_colours_change_no_character_of_code(line: str, language: str) -> None:
-    assert STYLE.sub("", coloured(line, language)) == line
-
-
 def test_styles_end_with_the_line_and_the_answer() -> None:
     for text in ("**bold**", "# Title", "```py\nif x:", "*a\n"):
         styles = STYLE.findall(shown([text]))
         assert not styles or styles[-1] == "\x1b[0m"
     assert "\x1b[1mbold\x1b[0m" in shown(["**bold**"])
-    assert "\x1b[34mif\x1b[0m" in shown(["```py\nif x:\n"])
-    assert "\x1b[2m# no\x1b[0m" in shown(["```py\nx  # no\n"])
+    assert "\x1b[2m```py\x1b[0m\n\x1b[36mif x:\x1b[0m\n" in shown(["```py\nif", " x:\n"])
     assert "\x1b" not in shown(["**bold** `x`"], has_markdown=False)

@@ -18,7 +18,7 @@ from qsf.cli import evaluate as eval_cli
 from qsf.cli import inspect as inspect_cli
 from qsf.cli.run import main as run_cli
 from qsf.file.reader import Reader
-from qsf.report.meta import cost_lines, read_meta
+from qsf.report.record import cost_lines, read_meta
 from qsf_converter import convert
 from qsf_converter.costs import Noise, n_measured_tokens
 

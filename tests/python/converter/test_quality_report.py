@@ -25,10 +25,8 @@ from qsf.cli import inspect as inspect_quality
 from qsf.errors import QsfError, clean
 from qsf.file.reader import Reader
 from qsf.report import record as converter_report
-from qsf.report.html import page
-from qsf.report.meta import read_meta
-from qsf.report.record import Quality, Report
-from qsf.report.text import full_lines, quality_lines, summary_lines, verdict
+from qsf.report.record import Quality, Report, read_meta
+from qsf.report.text import full_lines, page, quality_lines, summary_lines, verdict
 from qsf_converter import cli
 
 OLD_KEYS = (

@@ -18,7 +18,7 @@ from make.tiny_checkpoints import make_llama, safetensors_bytes
 from oracle import reference
 from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
-from qsf.report.meta import read_meta
+from qsf.report.record import read_meta
 from qsf_converter import cli, convert
 from qsf_converter.sources.checkpoint import Checkpoint, to_float32
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfNumericError
 from qsf.evaluate import evaluation
-from qsf.evaluate.evaluation import Evaluation, evaluate
-from qsf.evaluate.windows import PROTOCOLS, Window, cut_windows
+from qsf.evaluate.evaluation import PROTOCOLS, Evaluation, Window, cut_windows, evaluate
 from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.logits import open_original

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from make.stored import unpack_tokenizer
-from qsf.file.stored_tokenizer import pack_tokenizer
+from qsf.file.blocks import pack_tokenizer
 
 JSON = b'{"model": {"vocab": {' + b", ".join(b'"t%d": %d' % (i, i) for i in range(2000)) + b"}}}"
 

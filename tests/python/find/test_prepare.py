@@ -21,8 +21,8 @@ from make.commands import Run
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.file.family import our_type
 from qsf.file.open_file import is_qsf_file
-from qsf.file.type_names import our_type
 from qsf.find import prepare, store
 from qsf.find.names import Named, gguf_of, meaning_of
 from qsf.find.prepare import find_model

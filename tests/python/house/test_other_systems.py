@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from qsf.system import children, confine
+from qsf.system import confine, process
 
 ROOT = Path(__file__).resolve().parents[3]
 # Python as Windows has it, as far as Linux can show it: what is missing there is removed.
@@ -137,7 +137,7 @@ def test_a_server_stops_by_a_signal() -> None:
 
 def test_text_is_generated_and_a_chat_needs_no_readline(tmp_path: Path) -> None:
     printed = on_windows("""
-        from qsf.shell.line_editing import line_editing, prefilled
+        from qsf.cli.run.chat import line_editing, prefilled
         from qsf.system.keys import unseen_keys
         with line_editing(lambda *_: []), prefilled("a"), unseen_keys():
             pass
@@ -148,11 +148,11 @@ def test_text_is_generated_and_a_chat_needs_no_readline(tmp_path: Path) -> None:
 
 
 def test_ends_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    ends = {-9: children.KILLED, -11: children.NESTED, -15: "", -37: ""}  # 37: one without a name
-    assert {code: children.how_ended(code) for code in ends} == ends
+    ends = {-9: process.KILLED, -11: process.NESTED, -15: "", -37: ""}  # 37: one without a name
+    assert {code: process.how_ended(code) for code in ends} == ends
     monkeypatch.setattr("sys.platform", "win32")
     ends = {0xC0000409: "memory", 0xC00000FD: "stack", 1816: "time", 1: "", 0: ""}
-    assert {code: children.how_ended(code) for code in ends} == ends
+    assert {code: process.how_ended(code) for code in ends} == ends
 
 
 def test_the_limits_of_a_job_are_where_windows_reads_them() -> None:

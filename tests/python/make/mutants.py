@@ -14,7 +14,7 @@ from typing import Any
 from make.attacks import entry_at, grow, section_at
 from make.qsf_files import repair
 from make.stored import unpack_tokenizer
-from qsf.file.stored_tokenizer import pack_tokenizer
+from qsf.file.blocks import pack_tokenizer
 
 _HOSTILE: tuple[Any, ...] = (
     None, True, 0, -1, 2**31, 2**32, 2**64, 10**400, 1e308, float("nan"), float("inf"), "", "x",

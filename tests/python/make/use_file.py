@@ -11,7 +11,7 @@ from qsf.cli.inspect import quality_lines
 from qsf.errors import QsfError
 from qsf.file.reader import Reader
 from qsf.model import Model
-from qsf.report.meta import read_meta
+from qsf.report.record import read_meta
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
 
