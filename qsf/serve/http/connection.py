@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import h11
 
+from qsf.serve.http.exchange import Application, Exchange, Head, to_json
 from qsf.serve.http.problems import Problem
 
 MAX_HEAD_BYTES = 16 << 10
@@ -54,121 +53,6 @@ class Limits:
     idle: float = 30.0
     unread: float = 30.0
     linger: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The head of a request; header names are in lower case.
-
-    Attributes:
-        request_id: of the client, or made here; the answer and the log contain it.
-    """
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    peer: str
-    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    def get(self, name: str) -> str:
-        return self.headers.get(name, "")
-
-
-class Application(Protocol):
-    max_body_bytes: int
-    large_bodies: asyncio.Semaphore  # held while a large body is in memory
-
-    def check(self, head: Head) -> object: ...
-    async def answer(self, endpoint: Any, exchange: Exchange) -> None: ...
-    def extra_headers(self, head: Head | None) -> dict[str, str]: ...
-    def explain(self, problem: Problem, head: Head | None) -> object: ...
-
-
-@dataclass
-class Exchange:
-    connection: Connection
-    head: Head
-    body: bytes = b""
-    is_gone: bool = False
-    is_lines: bool = False
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    on_gone: Callable[[], object] | None = None
-    holds: asyncio.Semaphore | None = None
-
-    def drop_body(self) -> None:
-        """Free the memory of the body once it was parsed."""
-        self.body = b""
-        if self.holds is not None:
-            self.holds.release()
-            self.holds = None
-
-    def mark_gone(self) -> None:
-        if not self.is_gone:
-            self.is_gone = True
-            if self.on_gone is not None:
-                self.on_gone()
-
-    @property
-    def has_begun(self) -> bool:
-        return self.status != 0
-
-    async def send(
-        self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
-    ) -> None:
-        self._begin(status, {"content-type": kind, **(headers or {})}, len(body))
-        if self.head.method != "HEAD":
-            self.connection.write(h11.Data(data=body))
-        self.connection.write(h11.EndOfMessage())
-        await self.connection.drain()
-
-    async def send_json(
-        self, value: object, status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
-        await self.send(status, to_json(value), "application/json", headers)
-
-    async def begin_stream(self, *, is_lines: bool = False) -> None:
-        """Begin a stream of server-sent events, or of lines of JSON."""
-        self.is_lines = is_lines
-        kind = "application/x-ndjson" if is_lines else "text/event-stream"
-        self._begin(200, {"content-type": kind, "x-accel-buffering": "no"}, None)
-        await self.connection.drain()
-
-    async def send_event(self, value: object, name: str = "") -> None:
-        """Send one event: JSON, or a text unchanged."""
-        data = value.encode() if isinstance(value, str) else to_json(value)
-        head = f"event: {name}\n".encode() if name else b""
-        await self._send_raw(data if self.is_lines else head + b"data: " + data)
-
-    async def send_comment(self, text: str) -> None:
-        """Send a comment, which readers of events ignore."""
-        if not self.is_lines:
-            await self._send_raw(b": " + text.encode())
-
-    async def _send_raw(self, data: bytes) -> None:
-        if self.is_gone:
-            return
-        if self.connection.n_unsent > _MAX_UNSENT_BYTES:
-            self.connection.abort()
-            return
-        self.connection.write(h11.Data(data=data + (b"\n" if self.is_lines else b"\n\n")))
-        await self.connection.drain()
-
-    def end_stream(self) -> None:
-        if not self.is_gone:
-            self.connection.write(h11.EndOfMessage())
-
-    def _begin(self, status: int, headers: dict[str, str], n_bytes: int | None) -> None:
-        self.status = status
-        every = self.connection.extra_headers(self.head)
-        values = {**headers, **self.headers, **every, "x-request-id": self.head.request_id}
-        if n_bytes is not None:
-            values["content-length"] = str(n_bytes)
-        self.connection.write_head(status, values)
-
-
-def to_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 class _GoneError(Exception):
@@ -262,28 +146,17 @@ class Connection(asyncio.Protocol):
     # ---- called by exchange and server ----
 
     @property
-    def n_unsent(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    @property
     def is_idle(self) -> bool:
-        return self._is_waiting and not self._incoming
+        return self._is_waiting and not self._incoming.strip(b"\r\n")
 
     @property
     def is_spare(self) -> bool:
         """True if the client was answered and can connect again for another request."""
         return self.is_counted and self.is_idle and self._n_served > 0
 
-    def extra_headers(self, head: Head | None) -> dict[str, str]:
-        return self._application.extra_headers(head)
-
-    def write(self, event: Any) -> None:
-        data = self._h11.send(event)
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def write_head(self, status: int, headers: dict[str, str]) -> None:
+    def write_head(self, head: Head, status: int, headers: dict[str, str]) -> None:
         """Send the head of an answer; closes the connection later if the body stays unread."""
+        headers = {**headers, **self._application.extra_headers(head)}
         values = [
             (name.encode(), text.encode("latin-1", "replace")) for name, text in headers.items()
         ]
@@ -291,16 +164,27 @@ class Connection(asyncio.Protocol):
             self._is_closing = True
             values.append((b"connection", b"close"))
         reason = HTTPStatus(status).phrase.encode()
-        self.write(h11.Response(status_code=status, headers=values, reason=reason))
+        self._send(h11.Response(status_code=status, headers=values, reason=reason))
 
-    async def drain(self) -> None:
-        """Wait until the client has read enough; disconnects a client that stops reading."""
-        if self._drained is None:
+    async def write(self, data: bytes) -> None:
+        """Send a part of a body; disconnects a client that has stopped reading."""
+        if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            self.abort()
+        self._send(h11.Data(data=data))
+        if self._drained is None or self._transport.is_closing():
             return
         try:
             await asyncio.wait_for(asyncio.shield(self._drained), self._limits.unread)
         except asyncio.TimeoutError:
             self.abort()
+
+    def end(self) -> None:
+        self._send(h11.EndOfMessage())
+
+    def _send(self, event: Any) -> None:
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
 
     def abort(self) -> None:
         self._is_closing = True
@@ -436,7 +320,7 @@ class Connection(asyncio.Protocol):
                 413, "body_too_large", f"the body has {int(length)} bytes, and {most} is the limit"
             )
         if self._h11.they_are_waiting_for_100_continue:
-            self.write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         body = bytearray()
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + self._limits.body
@@ -528,7 +412,7 @@ class Connection(asyncio.Protocol):
         if head is None:
             self._is_closing = True
         body = self._application.explain(problem, head)
-        await exchange.send_json(body, problem.status, problem.headers())
+        await exchange.send(to_json(body), status=problem.status, headers=problem.headers())
 
     async def _linger(self) -> None:
         """Close; a client that is still sending receives the answer first, not a reset."""
