@@ -23,12 +23,6 @@ MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 
 
 @pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=2, any_model=True) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with serving(make_harmony(tmp_path_factory.mktemp("harmony")), any_model=True) as found:
         yield found
@@ -89,14 +83,6 @@ def test_generate_has_the_template_or_none(client: Client) -> None:
         ]
         wrong = client.post(path, model="m", options={"top_p": 7})  # it is read all the same
         assert (wrong.status, "top_p" in wrong.json["error"]) == (400, True)
-
-
-def test_a_strict_server_refuses_what_it_does_not_know(tiny_chat_8bit: Path) -> None:
-    with serving(tiny_chat_8bit, strict=True, any_model=True) as client:
-        for path in ("/api/generate", "/api/chat"):
-            wrong = client.post(path, model="m", colour="red")
-            assert wrong.status == 400
-            assert wrong.json["error"].startswith("colour is not known here")
 
 
 def test_what_cannot_be_is_refused_in_its_form(

@@ -14,7 +14,7 @@ from make.fake_engine import FakeEngine, Told, alone
 from qsf.errors import QsfFormatError, QsfIOError, QsfMemoryError, QsfNumericError
 from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Pace, Scheduler
+from qsf.serve.scheduling.scheduler import Pace, Scheduler
 
 
 class Clock:
@@ -36,9 +36,9 @@ class Setup:
         self.metrics = Metrics()
         self.scheduler = Scheduler(
             self.engine,
-            Limits(**limits),  # type: ignore[arg-type]
             self.metrics,
             self.clock,
+            **limits,  # type: ignore[arg-type]
         )
 
     def submit(self, *told: Told) -> None:
@@ -53,19 +53,6 @@ class Setup:
 
 def prompt(n: int, first: int = 1) -> list[int]:
     return [(first + i) % 40 + 1 for i in range(n)]
-
-
-def test_a_text_is_the_same_whoever_else_is_served() -> None:
-    setup = Setup(3)
-    told = [Told(prompt(3 + 7 * i, i), seed=i, max_tokens=5 + i) for i in range(6)]
-    for one in told:
-        setup.submit(one)
-        setup.scheduler.step()
-    setup.run()
-    for i, one in enumerate(told):
-        assert one.text == alone(prompt(3 + 7 * i, i), i, 5 + i)
-        assert one.n_ends == 1
-    assert max(len(items) for items in setup.engine.passes) == 3
 
 
 def test_tokens_that_were_guessed_take_no_pass() -> None:

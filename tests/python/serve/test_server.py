@@ -78,18 +78,6 @@ def test_a_chat_is_what_chat_says(client: Client, tiny_chat_8bit: Path) -> None:
     assert events[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
 
 
-def test_the_text_of_a_seed_is_the_same_whoever_else_is_served(client: Client) -> None:
-    asked = [
-        {"prompt": f"{START} there was a {animal}. " * n, "max_tokens": 8 + 5 * n, "seed": n}
-        for n, animal in enumerate(("cat", "dog", "small red bird", "fish", "mouse"), 1)
-    ]
-    alone = [client.post("/v1/completions", one).json["choices"][0]["text"] for one in asked]
-    with ThreadPoolExecutor(5) as pool:
-        for _ in range(3):
-            answers = pool.map(lambda one: client.post("/v1/completions", one), asked)
-            assert [a.json["choices"][0]["text"] for a in answers] == alone
-
-
 def test_several_choices_have_seeds_of_their_own(client: Client) -> None:
     fields = {"prompt": START, "max_tokens": 12, "temperature": 1.5}
     whole = client.post("/v1/completions", {**fields, "seed": 7, "n": 3}).json

@@ -22,7 +22,7 @@ from make.kind_models import VOCAB
 from make.served import engine_of
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.scheduling.slot_files import Costs, SlotFiles
 
 
@@ -44,7 +44,7 @@ class Tiers:
         self.said: list[str] = []
         self.files = SlotFiles(folder, self.engine, limit_bytes, self.said.append, self.clock)
         self.metrics = Metrics()
-        self.scheduler = Scheduler(self.engine, Limits(), self.metrics, self.clock, self.files)
+        self.scheduler = Scheduler(self.engine, self.metrics, self.clock, self.files)
 
     def submit(self, first: int, n: int = 40, most: int = 8, owner: str = "") -> Told:
         tokens = prompt(first, n)
@@ -171,7 +171,7 @@ def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -
     engine.n_pool = 130
     clock, metrics = Clock(), Metrics()
     files = SlotFiles(tmp_path, engine, 1 << 20, print, clock) if has_folder else None
-    scheduler = Scheduler(engine, Limits(), metrics, clock, files)
+    scheduler = Scheduler(engine, metrics, clock, files)
     told = [Told(prompt(i, 36), max_tokens=12) for i in range(6)]
     for one in told:
         one.job.end_ids = frozenset()
@@ -193,7 +193,7 @@ def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -
 @pytest.mark.parametrize("n_steps", [1, 4, 9])
 def test_who_was_set_aside_can_leave(n_steps: int) -> None:
     engine = FakeEngine(3, n_contexts=1)
-    scheduler = Scheduler(engine, Limits(queue_seconds=1), Metrics(), Clock())
+    scheduler = Scheduler(engine, Metrics(), Clock(), queue_seconds=1)
     told = [Told(prompt(i, 30), max_tokens=10) for i in range(3)]
     for one in told:
         one.job.end_ids = frozenset()
@@ -350,7 +350,7 @@ def test_bits_after_swaps_and_restarts(
         with qsf.Model(tiny_llama_8bit, sessions=4, kv_contexts=1, **options) as model:
             engine = engine_of(model, 3)
             files = SlotFiles(tmp_path, engine, 64 << 20, pytest.fail)
-            scheduler = Scheduler(engine, Limits(), metrics := Metrics(), files=files)
+            scheduler = Scheduler(engine, metrics := Metrics(), files=files)
             scheduler.prepare()
             told = [Told(tokens, max_tokens=6) for tokens in prompts]
             for one in told:
