@@ -54,7 +54,7 @@ class Server:
         log: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.hosts = hosts
-        self.max_body_bytes = limits.max_body_bytes
+        self._body_memory = _BODY_MEMORY * limits.max_body_bytes
         self.large_bodies = asyncio.Semaphore(limits.large_bodies)
         self._metrics = metrics
         self._gate = gate
@@ -288,7 +288,7 @@ class Server:
                 )
 
     def _body_of(self, exchange: Exchange) -> dict[str, Any]:
-        return read_body(exchange.body, _BODY_MEMORY * self.max_body_bytes)
+        return read_body(exchange.body, self._body_memory)
 
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._texts, call)
@@ -301,7 +301,7 @@ class Server:
         a request may wait long for its model.
         """
         name, is_leaving = await self._in_thread(
-            lambda: read_name(exchange.body, _BODY_MEMORY * self.max_body_bytes)
+            lambda: read_name(exchange.body, self._body_memory)
         )
         async with self.hosts.using(name, is_loading=not is_leaving) as host:
             yield host

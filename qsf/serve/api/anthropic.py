@@ -15,12 +15,12 @@ from qsf.serve.api.ask import (
     Repetition,
     Sampling,
     Stops,
+    Thoughts,
     as_list,
-    fit,
     read_choosing,
     too_long,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask, encode_messages
 from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -33,7 +33,6 @@ from qsf.serve.tools.request import (
     checked_choice,
     read_function,
     read_tools,
-    tools_constraint,
 )
 from qsf.text.arguments import as_messages
 
@@ -146,40 +145,34 @@ def _read_tools(fields: Prompt, serving: Serving) -> Tools | None:
     )
 
 
-def _read_prompt(fields: Prompt, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
-    """Return the prompt, and whether the answer begins a text.
+def _thoughts(fields: Prompt) -> Thoughts:
+    """Return the thinking options; models that always think then think unseen.
 
-    Many templates take ``enable_thinking``; models that always think then think unseen.
+    Many templates take ``enable_thinking``.
     """
-    kind = _thinking(fields).type or "disabled"
+    thinking = fields.thinking or Thinking()
+    kind = thinking.type or "disabled"
     arguments = {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
-    return encode_messages(_turns(fields), arguments, serving, tools)
-
-
-def _thinking(fields: Prompt) -> Thinking:
-    return fields.thinking or Thinking()
+    return Thoughts(arguments, thinking.budget_tokens, 1)
 
 
 def read(fields: Messages, serving: Serving) -> Ask:
-    choosing = read_choosing(fields, serving, fields.repetition_penalty)
-    tools = _read_tools(fields, serving)
-    prompt, begins_text = _read_prompt(fields, serving, tools)
-    return Ask(
-        prompts=[prompt],
-        choosing=choosing,
-        **fit([prompt], fields.max_tokens, serving, "messages"),
-        max_thoughts=_thinking(fields).budget_tokens,
+    return chat_ask(
+        serving,
+        _turns(fields),
+        most=fields.max_tokens,
+        thoughts=_thoughts(fields),
+        tools=_read_tools(fields, serving),
+        choosing=read_choosing(fields, serving, fields.repetition_penalty),
         stops=as_list(fields.stop_sequences),
-        begins_text=begins_text,
         is_stream=bool(fields.stream),
-        tools=tools,
-        constraint=tools_constraint(tools, None, serving),
-        shows_thoughts=_thinking(fields).type in ("enabled", "adaptive"),
+        shows_thoughts=(fields.thinking or Thinking()).type in ("enabled", "adaptive"),
     )
 
 
 def count_tokens(fields: Prompt, serving: Serving) -> dict[str, Any]:
-    return {"input_tokens": len(_read_prompt(fields, serving, _read_tools(fields, serving))[0])}
+    tools, arguments = _read_tools(fields, serving), _thoughts(fields).arguments
+    return {"input_tokens": len(encode_messages(_turns(fields), arguments, serving, tools)[0])}
 
 
 class MessagesEncoder(Encoder):
@@ -238,7 +231,7 @@ class MessagesEncoder(Encoder):
     def more(self, choice: Choice, event: Event) -> list[Sent]:
         sent: list[Sent] = []
         if event.reasoning and self.ask.shows_thoughts:
-            sent += self._text(_thoughts(""), "thinking_delta", thinking=event.reasoning)
+            sent += self._text(_thinking(""), "thinking_delta", thinking=event.reasoning)
         if event.text:
             sent += self._text(_TEXT, "text_delta", text=event.text)
         for part in event.calls:
@@ -264,7 +257,7 @@ class MessagesEncoder(Encoder):
     def whole(self) -> object:
         (choice,) = self.choices
         thoughts = choice.reasoning if self.ask.shows_thoughts else ""
-        blocks = [_thoughts(thoughts)] if thoughts else []
+        blocks = [_thinking(thoughts)] if thoughts else []
         if choice.text or not (thoughts or choice.calls):
             blocks.append({**_TEXT, "text": choice.text})
         blocks += [_tool_use(call, call.values()) for call in choice.calls]
@@ -274,7 +267,7 @@ class MessagesEncoder(Encoder):
 _TEXT = {"type": "text", "text": ""}
 
 
-def _thoughts(text: str) -> dict[str, Any]:
+def _thinking(text: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 

@@ -152,7 +152,7 @@ class Ask:
     prompts: list[list[int]]
     choosing: Choosing
     max_tokens: int
-    stops: Sequence[str]
+    stops: Sequence[str] = ()
     max_thoughts: int | None = None  # tokens after which thoughts are ended
     is_cut: bool = False  # max_tokens was reduced to what fits in the context
     n: int = 1
@@ -269,18 +269,19 @@ class Thoughts:
         return None if self.share == 1 else int(self.share * max_tokens)
 
 
-def read_thoughts(effort: str | None, serving: Serving, budget: int | None) -> Thoughts:
+def read_thoughts(
+    effort: str | None, serving: Serving, budget: int | None, given: Mapping[str, Any] | None = None
+) -> Thoughts:
     """Return how much thinking is requested: an effort, or a budget.
 
-    If the chat template takes no effort, thoughts get a share of the answer's tokens instead.
+    ``given`` are arguments of the chat template. If it takes no effort, thoughts get a share of the
+    answer's tokens instead.
     """
-    if effort is None:
-        return Thoughts({}, budget, 1)
+    arguments: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    arguments |= {"enable_thinking": False} if effort == "none" else {}
     knows_it = "reasoning_effort" in serving.model.chat_template.source
-    arguments: dict[str, Any] = {"reasoning_effort": effort}
-    if effort == "none":
-        arguments["enable_thinking"] = False
-    return Thoughts(arguments, budget, 1 if knows_it else _SHARES.get(effort, 1))
+    share = 1 if effort is None or knows_it else _SHARES.get(effort, 1)
+    return Thoughts({**arguments, **(given or {})}, budget, share)
 
 
 def one_of(**values: Any) -> Any:

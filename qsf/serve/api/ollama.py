@@ -34,7 +34,7 @@ from qsf.serve.api.ask import (
     read_thoughts,
     texts_or_ids,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask
 from qsf.serve.http.body import DURATION, Duration, Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -151,48 +151,53 @@ class Pull(Part):
     stream: bool | None = None
 
 
-def _ask(
-    fields: Generated,
-    serving: Serving,
-    prompts: list[list[int]],
-    thoughts: Thoughts,
-    tools: Tools | None = None,
-    *,
-    is_chat: bool,
-    has_logprob: bool = False,
-    n_top: int = 0,
-) -> Ask:
+def _shared(
+    fields: Generated, serving: Serving, *, has_logprob: bool = False, n_top: int = 0
+) -> dict[str, Any]:
+    """Return the fields of an ``Ask`` that need no prompt."""
     options = fields.options or Options()
-    most = None if options.num_predict in (-1, -2) else options.num_predict
-    if is_chat:
-        most_tokens(most, "options.num_predict")
-    form = None
+    return {
+        "choosing": read_choosing(
+            options,
+            serving,
+            options.repeat_penalty,
+            n_top=n_top,
+            has_logprob=has_logprob,
+            place="options.",
+        ),
+        "stops": as_list(options.stop),
+        "is_stream": fields.stream is not False,
+        "keep_seconds": _seconds(fields.keep_alive),
+        "shows_thoughts": fields.think is not False,
+    }
+
+
+def _most(fields: Generated) -> int | None:
+    most = None if fields.options is None else fields.options.num_predict
+    return None if most in (-1, -2) else most
+
+
+def _form(fields: Generated) -> AnswerForm | None:
     if isinstance(fields.format, dict):
-        form = AnswerForm("json", fields.format, "format")
-    elif fields.format == "json":
-        form = AnswerForm("json", {"type": "object"}, "format")
-    elif fields.format:
+        return AnswerForm("json", fields.format, "format")
+    if fields.format == "json":
+        return AnswerForm("json", {"type": "object"}, "format")
+    if fields.format:
         raise invalid("format", f"format must be json or a schema, not {shown(fields.format)}")
-    choosing = read_choosing(
-        options,
+    return None
+
+
+def _chat_ask(
+    fields: Generated, serving: Serving, turns: list[Any], tools: Tools | None = None, **more: Any
+) -> Ask:
+    return chat_ask(
         serving,
-        options.repeat_penalty,
-        n_top=n_top,
-        has_logprob=has_logprob,
-        place="options.",
-    )
-    room = fit(prompts, most, serving, "messages" if is_chat else "prompt")
-    return Ask(
-        prompts=prompts,
-        choosing=choosing,
-        **room,
-        max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=as_list(options.stop),
-        is_stream=fields.stream is not False,
+        turns,
+        most=most_tokens(_most(fields), "options.num_predict"),
+        thoughts=_thoughts(fields, serving),
         tools=tools,
-        constraint=tools_constraint(tools, form, serving),
-        keep_seconds=_seconds(fields.keep_alive),
-        shows_thoughts=fields.think is not False,
+        form=_form(fields),
+        **_shared(fields, serving, **more),
     )
 
 
@@ -216,20 +221,9 @@ def read_chat(fields: Chat, serving: Serving) -> Ask:
         raise invalid("top_logprobs", text)
     turns = [_turn(turn) for turn in fields.messages or ()]
     tools = read_chat_tools(fields.tools, None, None, serving)
-    thoughts = _thoughts(fields, serving)
     messages = chat_turns(turns or [{"role": "user", "content": _ANY_TEXT}])
-    prompt, begins_text = encode_messages(messages, thoughts.arguments, serving, tools)
-    ask = _ask(
-        fields,
-        serving,
-        [prompt],
-        thoughts,
-        tools,
-        is_chat=True,
-        has_logprob=bool(fields.logprobs),
-        n_top=fields.top_logprobs or 0,
-    )
-    ask.begins_text = begins_text
+    scores = {"has_logprob": bool(fields.logprobs), "n_top": fields.top_logprobs or 0}
+    ask = _chat_ask(fields, serving, messages, tools, **scores)
     ask.prompts = ask.prompts if turns else []
     return ask
 
@@ -250,19 +244,22 @@ def read_generate(fields: Generate, serving: Serving) -> Ask:
     is_loading = not fields.prompt and not fields.suffix
     text = _ANY_TEXT if is_loading else fields.prompt or ""
     is_raw = fields.raw or fields.suffix or serving.model.chat_template.is_plain
-    thoughts = Thoughts({}, None, 1) if is_raw else _thoughts(fields, serving)
-    begins_text = False
-    if fields.suffix:
-        prompt = read_infill(serving, text, fields.suffix, (), "prompt")
-    elif is_raw:
+    if is_raw:
         whole = f"{fields.system}\n{text}" if fields.system else text
-        (prompt,) = read_prompts(whole, serving, "prompt", 1)
+        if fields.suffix:
+            prompts = [read_infill(serving, text, fields.suffix, (), "prompt")]
+        else:
+            prompts = read_prompts(whole, serving, "prompt", 1)
+        ask = Ask(
+            prompts=prompts,
+            **fit(prompts, _most(fields), serving, "prompt"),
+            constraint=tools_constraint(None, _form(fields), serving),
+            is_infill=bool(fields.suffix),
+            **_shared(fields, serving),
+        )
     else:
         turns = [{"role": "system", "content": fields.system}] if fields.system else []
-        turns.append({"role": "user", "content": text})
-        prompt, begins_text = encode_messages(turns, thoughts.arguments, serving)
-    ask = _ask(fields, serving, [prompt], thoughts, is_chat=not is_raw)
-    ask.begins_text, ask.is_infill = begins_text, bool(fields.suffix)
+        ask = _chat_ask(fields, serving, [*turns, {"role": "user", "content": text}])
     ask.prompts = [] if is_loading else ask.prompts
     return ask
 

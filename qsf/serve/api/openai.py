@@ -39,6 +39,7 @@ from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import (
+    AnswerForm,
     ResponseFormat,
     Tools,
     chat_turns,
@@ -138,14 +139,11 @@ class Completion(Common, kw_only=True):
     best_of: _Choices | None = None
 
 
-def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict[str, Any]:
+def common(fields: Common, serving: Serving) -> dict[str, Any]:
     """Return the fields of an ``Ask`` that need no prompt."""
     n = fields.n or 1
     if n > serving.most_choices:
         raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
-    form = read_form(
-        fields.response_format, "response_format", fields.structured_outputs, fields.grammar
-    )
     return {
         "is_stream": bool(fields.stream),
         "has_usage": fields.stream_options is not None and fields.stream_options.include_usage,
@@ -154,54 +152,82 @@ def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict
         "has_pings": fields.sse_ping is not False,
         "ignores_end": bool(fields.ignore_eos),
         "salt": "" if fields.cache_salt is None else f"salt {fields.cache_salt}",
-        "tools": tools,
-        "constraint": tools_constraint(tools, form, serving),
         "stops": as_list(fields.stop),
         "n": n,
     }
 
 
+def _form(fields: Common) -> AnswerForm | None:
+    wanted = fields.response_format
+    return read_form(wanted, "response_format", fields.structured_outputs, fields.grammar)
+
+
 def read_chat(fields: Chat, serving: Serving) -> Ask:
-    tools = fields.read_tools(serving)
-    shared = common(fields, serving, tools)
     n_top = fields.top_logprobs or 0
     if n_top and not fields.logprobs:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
-    choosing = read_choosing(
-        fields,
-        serving,
-        fields.repetition_penalty,
-        n_top=n_top,
-        has_logprob=bool(fields.logprobs),
-    )
     most = one_of(max_completion_tokens=fields.max_completion_tokens, max_tokens=fields.max_tokens)
-    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    most_tokens(most, name)
-    prompt, begins_text, thoughts = read_turns(fields, fields.messages, serving, tools)
-    room = fit([prompt], most, serving, "messages")
+    return chat_ask(
+        serving,
+        chat_turns(fields.messages),
+        most=most_tokens(
+            most, "max_completion_tokens" if fields.max_tokens is None else "max_tokens"
+        ),
+        thoughts=_thoughts(fields, serving),
+        tools=fields.read_tools(serving),
+        form=_form(fields),
+        choosing=read_choosing(
+            fields,
+            serving,
+            fields.repetition_penalty,
+            n_top=n_top,
+            has_logprob=bool(fields.logprobs),
+        ),
+        **common(fields, serving),
+    )
+
+
+def chat_ask(
+    serving: Serving,
+    turns: list[Any],
+    *,
+    most: int | None,
+    thoughts: Thoughts,
+    tools: Tools | None = None,
+    form: AnswerForm | None = None,
+    name: str = "messages",
+    **more: Any,
+) -> Ask:
+    """Return the request to answer the messages of field ``name``, whatever API it came by.
+
+    ``more`` are further fields of ``Ask``. Raises Problem.
+    """
+    prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, name)
+    room = fit([prompt], most, serving, name)
     return Ask(
         prompts=[prompt],
-        choosing=choosing,
         **room,
         max_thoughts=thoughts.most(room["max_tokens"]),
         begins_text=begins_text,
-        **shared,
+        tools=tools,
+        constraint=tools_constraint(tools, form, serving),
+        **more,
     )
 
 
-def read_turns(
-    fields: Templated, messages: list[Any], serving: Serving, tools: Tools | None
-) -> tuple[list[int], bool, Thoughts]:
-    """Return the prompt for ``messages``, whether the answer begins a text, and the thinking
-    options.
-    """
+def chat_tokens(fields: Templated, messages: list[Any], serving: Serving) -> list[int]:
+    """Return the prompt that a chat with these fields has."""
+    arguments = _thoughts(fields, serving).arguments
+    return encode_messages(chat_turns(messages), arguments, serving, fields.read_tools(serving))[0]
+
+
+def _thoughts(fields: Templated, serving: Serving) -> Thoughts:
+    """Return the thinking options, with the other arguments of the chat template."""
     budget = one_of(
         thinking_budget_tokens=fields.thinking_budget_tokens,
         thinking_token_budget=fields.thinking_token_budget,
     )
-    thoughts = read_thoughts(fields.reasoning_effort, serving, budget)
-    arguments = {**thoughts.arguments, **template_values(fields)}
-    return *encode_messages(chat_turns(messages), arguments, serving, tools), thoughts
+    return read_thoughts(fields.reasoning_effort, serving, budget, template_values(fields))
 
 
 def template_values(fields: Templated) -> dict[str, Any]:
@@ -284,6 +310,7 @@ def complete(
         prompts=prompts,
         choosing=choosing,
         **fit(prompts, most, serving, "prompt"),
+        constraint=tools_constraint(None, _form(fields), serving),
         wants_scores=bool(fields.echo) and has_logprob,
         has_echo=bool(fields.echo),
         **shared,

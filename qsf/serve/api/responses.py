@@ -18,12 +18,11 @@ from qsf.serve.api.ask import (
     MostTokens,
     Objects,
     Offering,
-    fit,
     most_tokens,
     read_choosing,
     read_thoughts,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask
 from qsf.serve.http.body import Part
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -35,7 +34,6 @@ from qsf.serve.tools.request import (
     Tools,
     call_turn,
     read_form,
-    tools_constraint,
 )
 
 _STATELESS = "the server keeps no answers"
@@ -87,26 +85,18 @@ class Request(Offering, kw_only=True):
 
 
 def read(fields: Request, serving: Serving) -> Ask:
-    tools = fields.read_tools(serving, is_nested=False)
     wanted = None if fields.text is None else fields.text.format
-    form = read_form(wanted, "text.format", fields.structured_outputs, fields.grammar)
     reasoning = fields.reasoning or Reasoning()
-    thoughts = read_thoughts(reasoning.effort, serving, reasoning.max_tokens)
-    most = most_tokens(fields.max_output_tokens, "max_output_tokens")
-    choosing = read_choosing(fields, serving, fields.repetition_penalty)
-    turns = _read_turns(fields)
-    prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, "input")
-    room = fit([prompt], most, serving, "input")
-    return Ask(
-        prompts=[prompt],
-        choosing=choosing,
-        **room,
-        max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=(),
-        begins_text=begins_text,
+    return chat_ask(
+        serving,
+        _read_turns(fields),
+        name="input",
+        most=most_tokens(fields.max_output_tokens, "max_output_tokens"),
+        thoughts=read_thoughts(reasoning.effort, serving, reasoning.max_tokens),
+        tools=fields.read_tools(serving, is_nested=False),
+        form=read_form(wanted, "text.format", fields.structured_outputs, fields.grammar),
+        choosing=read_choosing(fields, serving, fields.repetition_penalty),
         is_stream=bool(fields.stream),
-        tools=tools,
-        constraint=tools_constraint(tools, form, serving),
         instructions=fields.instructions,
     )
 

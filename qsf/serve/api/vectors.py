@@ -130,7 +130,6 @@ def _ask(
         prompts=prompts,
         choosing=Choosing(params=serving.model.sampling_params(), seed=0),
         **fit(prompts, None, serving, name, least=0),
-        stops=(),
         reading=reading,
         cuts=[index for index, (_, is_cut) in enumerate(completed) if is_cut],
     )

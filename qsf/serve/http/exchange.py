@@ -42,7 +42,6 @@ class Carrier(Protocol):
 
 
 class Application(Protocol):
-    max_body_bytes: int
     large_bodies: asyncio.Semaphore  # held while a large body is in memory
 
     def check(self, head: Head) -> object:

@@ -243,16 +243,19 @@ def test_without_descriptors_connections_wait_and_one_line_says_so(
         assert "in memory" in process.stderr.readline()
         n_open = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        first, second = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open, limits[1]))
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-        sock.connect(place)
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        first.connect(place)
+        first.sendall(HEALTH)
         line = process.stderr.readline()
         assert "error: Too many open files: new connections wait" in line
         time.sleep(1.5)  # the loop tries again
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        sock.close()
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open + 1, limits[1]))
+        second.connect(place)
+        time.sleep(0.5)  # it waits while the server is stopped
+        first.close()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 0
         assert process.stderr.read() == "qsf serve: interrupted: answers that run may end first\n"

@@ -15,13 +15,11 @@ from qsf.serve.http.connection import Connection, Limits
 from qsf.serve.http.exchange import Exchange, Head
 from qsf.serve.http.problems import Problem
 
-QUICK = Limits(head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
+QUICK = Limits(max_body_bytes=1000, head=0.05, body=0.05, idle=0.05, unread=0.05, linger=0.02)
 
 
 class Echo:
     """Answers with what was asked; a stream at /stream, a refusal of the head at /refused."""
-
-    max_body_bytes = 1000
 
     def __init__(self) -> None:
         self.large_bodies = asyncio.Semaphore(1)
