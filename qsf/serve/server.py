@@ -18,7 +18,7 @@ from typing import Any
 from qsf.errors import QsfError
 from qsf.native.binding import version
 from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
-from qsf.serve.api.answering import Call, Choice, Endpoint, Route, answer_call
+from qsf.serve.api.answering import Call, Choice, Encoder, Route, answer_call
 from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
 from qsf.serve.http.body import read_body, read_name, read_part
@@ -80,33 +80,34 @@ class Server:
         return self.hosts.current.scheduler
 
     def _table(self) -> Iterator[Route]:
-        def get(path: str, make: Callable[[], object], summary: str, **more: Any) -> Route:
+        def page(path: str, summary: str, handler: Any, **more: Any) -> Route:
+            return Route(path, summary, method="GET", handler=handler, **more)
+
+        def get(path: str, summary: str, make: Callable[[], object], **more: Any) -> Route:
             async def answer(exchange: Exchange, _owner: str) -> None:
                 await exchange.send(to_json(make()))
 
-            return Route("GET", path, answer, summary, **more)
+            return page(path, summary, answer, **more)
 
-        def of_model(path: str, make: Callable[[Serving, Scheduler], object], what: str) -> Route:
-            return get(path, lambda: make(self.serving, self.scheduler), what)
+        def of_model(path: str, what: str, make: Callable[[Serving, Scheduler], object]) -> Route:
+            return get(path, what, lambda: make(self.serving, self.scheduler))
 
-        yield Route("GET", "/", self._answer_page, "a page to chat with", is_open=True)
-        yield get("/openapi.json", self._describe, "this description", is_open=True)
+        yield page("/", "a page to chat with", self._answer_page, is_open=True)
+        yield get("/openapi.json", "this description", self._describe, is_open=True)
         for path in ("/health", "/v1/health"):
-            yield get(path, lambda: {"status": "ok"}, "whether it answers", is_open=True)
-        yield get("/v1/models", self._models, "the models")
-        yield Route("GET", _ONE_MODEL, self._answer_model, "a model")
-        yield of_model("/props", text_api.props, "defaults and the plan of memory")
-        yield of_model("/slots", text_api.slots, "what each sequence does")
-        yield of_model("/tokenizer_info", text_api.tokenizer_info, "texts of special tokens")
-        yield Route("GET", "/metrics", self._answer_metrics, "counters for Prometheus")
-        yield get("/api/tags", partial(ollama.tags, self.hosts, self._created), "the models")
-        yield get("/api/ps", partial(ollama.running, self.hosts), "the models in memory")
-        yield get("/api/version", lambda: {"version": version()}, "the version")
-        yield Route("POST", "/api/pull", self._pull, "that a model is here", ollama.Pull)
+            yield get(path, "whether it answers", lambda: {"status": "ok"}, is_open=True)
+        yield get("/v1/models", "the models", self._models)
+        yield page(_ONE_MODEL, "a model", self._answer_model)
+        yield of_model("/props", "defaults and the plan of memory", text_api.props)
+        yield of_model("/slots", "what each sequence does", text_api.slots)
+        yield of_model("/tokenizer_info", "texts of special tokens", text_api.tokenizer_info)
+        yield page("/metrics", "counters for Prometheus", self._answer_metrics)
+        yield get("/api/tags", "the models", partial(ollama.tags, self.hosts, self._created))
+        yield get("/api/ps", "the models in memory", partial(ollama.running, self.hosts))
+        yield get("/api/version", "the version", lambda: {"version": version()})
+        yield Route("/api/pull", "that a model is here", ollama.Pull, handler=self._pull)
         for api in (openai, responses, anthropic, vectors, llama_server, ollama, text_api):
-            for end in api.ENDPOINTS:
-                answer = self._answer_text if end.encoder is None else self._complete
-                yield Route("POST", end.path, partial(answer, end), end.summary, end.body)
+            yield from api.ROUTES
 
     def _models(self) -> dict[str, Any]:
         created = self._created
@@ -231,7 +232,7 @@ class Server:
     def check(self, head: Head) -> tuple[Route, str]:
         self._gate.check_page(head)
         if head.method == "OPTIONS":
-            return Route("OPTIONS", head.path, self._answer_options), ""
+            return Route(head.path, handler=self._answer_options), ""
         path = _ONE_MODEL if head.path.startswith(_MODELS) else head.path
         route = self.routes.get(("GET" if head.method == "HEAD" else head.method, path))
         if route is None:
@@ -255,11 +256,16 @@ class Server:
 
     async def answer(self, endpoint: tuple[Route, str], exchange: Exchange) -> None:
         """Answer a request. Raises Problem, which becomes the answer unless one has begun."""
-        where, owner = endpoint
+        route, owner = endpoint
         started = time.monotonic()
         note = ""
         try:
-            note = await where.handler(exchange, owner) or ""
+            if route.handler is not None:
+                await route.handler(exchange, owner)
+            elif route.encoder is not None:
+                note = await self._complete(route, route.encoder, exchange, owner)
+            else:
+                await self._answer_text(route, exchange)
         except Problem as problem:
             self._metrics.count_rejection(problem.code)
             note = problem.code
@@ -287,9 +293,6 @@ class Server:
                     }
                 )
 
-    def _body_of(self, exchange: Exchange) -> dict[str, Any]:
-        return read_body(exchange.body, self._body_memory)
-
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._texts, call)
 
@@ -306,25 +309,28 @@ class Server:
         async with self.hosts.using(name, is_loading=not is_leaving) as host:
             yield host
 
-    async def _complete(self, endpoint: Endpoint, exchange: Exchange, owner: str) -> str:
+    def _decode(self, route: Route, exchange: Exchange, serving: Serving) -> tuple[Any, list[str]]:
+        """Return what a request asks for, and the names of its fields that nobody knows."""
+        assert route.body is not None
+        assert route.decode is not None
+        fields, ignored = read_part(route.body, read_body(exchange.body, self._body_memory))
+        if ignored and route.encoder is not None and serving.is_strict:
+            text = f"{ignored[0]} is not known here, and the server is strict"
+            raise invalid(ignored[0], text, "unsupported_parameter")
+        return route.decode(fields, serving), ignored
+
+    async def _complete(
+        self, route: Route, make_encoder: type[Encoder], exchange: Exchange, owner: str
+    ) -> str:
         async with self._using(exchange) as host:
             serving = host.serving
-
-            def decode() -> Ask:
-                fields, ignored = read_part(endpoint.body, self._body_of(exchange))
-                if ignored and serving.is_strict:
-                    text = f"{ignored[0]} is not known here, and the server is strict"
-                    raise invalid(ignored[0], text, "unsupported_parameter")
-                ask: Ask = endpoint.decode(fields, serving)
-                ask.ignored = ignored
-                return ask
-
-            ask = await self._in_thread(decode)
+            decode = partial(self._decode, route, exchange, serving)
+            ask: Ask
+            ask, ask.ignored = await self._in_thread(decode)
             exchange.drop_body()
             kept = ask.keep_seconds
             host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
-            assert endpoint.encoder is not None
-            encoder = endpoint.encoder(ask, serving)
+            encoder = make_encoder(ask, serving)
             call = Call()
 
             def post(job: Job, event: Event) -> None:
@@ -336,18 +342,19 @@ class Server:
             await answer_call(exchange, host.scheduler, call, jobs, encoder)
         return _note(encoder.choices)
 
-    async def _answer_text(self, endpoint: Endpoint, exchange: Exchange, _owner: str) -> None:
+    async def _answer_text(self, route: Route, exchange: Exchange) -> None:
         async with self._using(exchange) as host:
 
             def answer() -> bytes:
-                fields, _ = read_part(endpoint.body, self._body_of(exchange))
-                return to_json(endpoint.decode(fields, host.serving))
+                return to_json(self._decode(route, exchange, host.serving)[0])
 
             body = await self._in_thread(answer)
         await exchange.send(body)
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
-        fields, _ = await self._in_thread(lambda: read_part(ollama.Pull, self._body_of(exchange)))
+        fields, _ = await self._in_thread(
+            lambda: read_part(ollama.Pull, read_body(exchange.body, self._body_memory))
+        )
         exchange.drop_body()
         name, is_stream = fields.model or fields.name or "", fields.stream is not False
         work = asyncio.ensure_future(self._send_lines(exchange, name, is_stream=is_stream))

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qsf.foreign_json import JsonError
 from qsf.passes import Chosen
@@ -145,36 +145,24 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is done with requests of a method to a path.
+    """A path of the server, and what is done with requests to it.
 
     Attributes:
-        handler: answers an exchange for a client.
         body: the fields of the body; None: there is none.
+        decode: makes an ``Ask`` of the fields, or without ``encoder`` the answer. Raises Problem.
+        encoder: writes the answer.
+        handler: answers an exchange for a client, where there is no ``decode``.
         is_open: it needs no key.
     """
 
-    method: str
     path: str
-    handler: Callable[[Exchange, str], Any]
     summary: str = ""
     body: type[Part] | None = None
-    is_open: bool = False
-
-
-class Endpoint(NamedTuple):
-    """A path of an API: how its requests are decoded, and how its answers are encoded.
-
-    Attributes:
-        body: the fields of a request.
-        decode: makes an ``Ask`` of them, or without ``encoder`` the answer. Raises Problem.
-        encoder: writes the answer.
-    """
-
-    path: str
-    summary: str
-    body: type[Part]
-    decode: Callable[[Any, Serving], Any]
+    decode: Callable[[Any, Serving], Any] | None = None
     encoder: type[Encoder] | None = None
+    method: str = "POST"
+    handler: Callable[[Exchange, str], Any] | None = None
+    is_open: bool = False
 
 
 class Call:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Encoder, Endpoint, Sent, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, usage
 from qsf.serve.api.ask import (
     Ask,
     Objects,
@@ -279,7 +279,7 @@ def _event(kind: str, **more: Any) -> Sent:
     return kind, {"type": kind, **more}
 
 
-ENDPOINTS = (
-    Endpoint("/v1/messages", "answer, in the form of Anthropic", Messages, read, MessagesEncoder),
-    Endpoint("/v1/messages/count_tokens", "how many tokens messages have", Prompt, count_tokens),
+ROUTES = (
+    Route("/v1/messages", "answer, in the form of Anthropic", Messages, read, MessagesEncoder),
+    Route("/v1/messages/count_tokens", "how many tokens messages have", Prompt, count_tokens),
 )

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from qsf.passes import Chosen
 from qsf.serve.api import openai
-from qsf.serve.api.answering import Choice, Encoder, Endpoint, Sent, timings
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings
 from qsf.serve.api.ask import AnyTokens, Ask, Repetition, Top, one_of, read_infill
 from qsf.serve.api.openai import scored_tokens
 from qsf.serve.http.body import Part
@@ -130,7 +130,7 @@ class CompletionEncoder(Encoder):
         }
 
 
-ENDPOINTS = (
-    Endpoint("/completion", "continue a text", Completion, read_completion, CompletionEncoder),
-    Endpoint("/infill", "write between two texts", Infill, read_infill_request, CompletionEncoder),
+ROUTES = (
+    Route("/completion", "continue a text", Completion, read_completion, CompletionEncoder),
+    Route("/infill", "write between two texts", Infill, read_infill_request, CompletionEncoder),
 )

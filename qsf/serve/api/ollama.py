@@ -16,7 +16,7 @@ from msgspec import Meta
 from qsf.errors import shown
 from qsf.options import Whole
 from qsf.serve.api import vectors
-from qsf.serve.api.answering import Choice, Encoder, Endpoint, Sent
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent
 from qsf.serve.api.ask import (
     MAX_MESSAGES,
     Ask,
@@ -481,10 +481,10 @@ def show(_fields: Show, serving: Serving) -> dict[str, Any]:
 
 _GENERATE = (Generate, read_generate, GenerateEncoder)
 _EMBEDDING = (Embedding, read_embedding, EmbeddingEncoder)
-ENDPOINTS = (
-    Endpoint("/api/chat", "answer messages", Chat, read_chat, ChatEncoder),
-    Endpoint("/api/generate", "answer or continue a text", *_GENERATE),
-    Endpoint("/api/embed", "a vector for each text", Embed, read_embed, EmbedEncoder),
-    Endpoint("/api/embeddings", "the vector of a text", *_EMBEDDING),
-    Endpoint("/api/show", "what the model is", Show, show),
+ROUTES = (
+    Route("/api/chat", "answer messages", Chat, read_chat, ChatEncoder),
+    Route("/api/generate", "answer or continue a text", *_GENERATE),
+    Route("/api/embed", "a vector for each text", Embed, read_embed, EmbedEncoder),
+    Route("/api/embeddings", "the vector of a text", *_EMBEDDING),
+    Route("/api/show", "what the model is", Show, show),
 )

@@ -13,7 +13,7 @@ from msgspec import Meta
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
-from qsf.serve.api.answering import Choice, Encoder, Endpoint, Sent, timings, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings, usage
 from qsf.serve.api.ask import (
     AnyTokens,
     Ask,
@@ -518,9 +518,9 @@ def _name(token: int, tokenizer: Tokenizer) -> str:
 
 _CHAT = (Chat, read_chat, ChatEncoder)
 _TEXT = (Completion, read_completion, TextEncoder)
-ENDPOINTS = (
-    Endpoint("/v1/chat/completions", "answer messages", *_CHAT),
-    Endpoint("/chat/completions", "answer messages", *_CHAT),
-    Endpoint("/v1/completions", "continue a text", *_TEXT),
-    Endpoint("/completions", "continue a text", *_TEXT),
+ROUTES = (
+    Route("/v1/chat/completions", "answer messages", *_CHAT),
+    Route("/chat/completions", "answer messages", *_CHAT),
+    Route("/v1/completions", "continue a text", *_TEXT),
+    Route("/completions", "continue a text", *_TEXT),
 )

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from qsf.errors import shown
-from qsf.serve.api.answering import Choice, Encoder, Endpoint, Sent, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, usage
 from qsf.serve.api.ask import (
     AnyTokens,
     Ask,
@@ -344,6 +344,6 @@ def _choice(tools: Tools | None) -> Any:
     return {"type": "function", "name": tools.choice} if is_named else tools.choice
 
 
-ENDPOINTS = (
-    Endpoint("/v1/responses", "answer, in the form of Responses", Request, read, ResponsesEncoder),
+ROUTES = (
+    Route("/v1/responses", "answer, in the form of Responses", Request, read, ResponsesEncoder),
 )

@@ -1,4 +1,4 @@
-"""Endpoints about the model and its text: models, props, slots, tokens, templates."""
+"""Routes about the model and its text: models, props, slots, tokens, templates."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
-from qsf.serve.api.answering import Endpoint
+from qsf.serve.api.answering import Route
 from qsf.serve.api.ask import too_long
 from qsf.serve.api.openai import Messages, Templated, as_turns, chat_tokens, template_values
 from qsf.serve.http.body import Part
@@ -190,8 +190,8 @@ def apply_template(fields: ApplyTemplate, serving: Serving) -> dict[str, Any]:
     return {"prompt": prompt}
 
 
-ENDPOINTS = (
-    Endpoint("/tokenize", "text or messages to tokens", Tokenize, tokenize),
-    Endpoint("/detokenize", "tokens to text", Detokenize, detokenize),
-    Endpoint("/apply-template", "messages to a prompt", ApplyTemplate, apply_template),
+ROUTES = (
+    Route("/tokenize", "text or messages to tokens", Tokenize, tokenize),
+    Route("/detokenize", "tokens to text", Detokenize, detokenize),
+    Route("/apply-template", "messages to a prompt", ApplyTemplate, apply_template),
 )

@@ -14,7 +14,7 @@ from msgspec import Meta
 from qsf.batch import reading_of
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Encoder, Endpoint
+from qsf.serve.api.answering import Choice, Encoder, Route
 from qsf.serve.api.ask import Ask, Ranking, encode_text, fit, read_prompts, texts_or_ids
 from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
@@ -188,8 +188,8 @@ class RerankEncoder(_VectorsEncoder):
 
 _EMBEDDINGS = (Embeddings, read_embeddings, EmbeddingsEncoder)
 _RERANK = (Rerank, read_rerank, RerankEncoder)
-ENDPOINTS = (
-    Endpoint("/v1/embeddings", "a vector for each text", *_EMBEDDINGS),
-    Endpoint("/v1/rerank", "documents by a query", *_RERANK),
-    Endpoint("/rerank", "documents by a query", *_RERANK),
+ROUTES = (
+    Route("/v1/embeddings", "a vector for each text", *_EMBEDDINGS),
+    Route("/v1/rerank", "documents by a query", *_RERANK),
+    Route("/rerank", "documents by a query", *_RERANK),
 )

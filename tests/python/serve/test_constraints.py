@@ -39,7 +39,7 @@ PERSON: Any = {
 @pytest.fixture(scope="module")
 def client(tiny_padded_8bit: Path) -> Iterator[Client]:
     """Constraints are on where nobody says otherwise, also for a padded vocabulary."""
-    with serving(tiny_padded_8bit, parallel=3) as found:
+    with serving(tiny_padded_8bit, parallel=4) as found:
         yield found
 
 
@@ -238,6 +238,31 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         answer = plain.post("/v1/completions", prompt="x", response_format={"type": "json_object"})
         assert answer.status == 400
         assert "--constraints off" in answer.error["message"]
+
+
+# ---- keywords that tokens cannot follow ----
+
+UNIQUE: Any = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 3, "maxItems": 3}
+UNIQUE |= {"uniqueItems": True}  # which no answer can have
+NOT_ENFORCED = "x-qsf-unenforced"
+
+
+def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
+    def form(schema: Any) -> Any:
+        return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+    fields: Any = {"messages": CHAT, "max_tokens": 60, "response_format": form(UNIQUE)}
+    answer = client.post("/v1/chat/completions", fields)
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=no"
+    fields["response_format"] = form({**UNIQUE, "minItems": 0, "maxItems": 1})
+    answer = client.post("/v1/chat/completions", fields)
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=yes"
+    fields["response_format"] = form(UNIQUE)
+    answer = client.post("/v1/chat/completions", {**fields, "max_tokens": 1})
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=unknown"
+    answer = client.post("/v1/chat/completions", {**fields, "stream": True})
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems"
+    assert b"\n: x-qsf-unenforced: uniqueItems; holds=no\n\n" in answer.body
 
 
 # ---- a sample of JSON schemas: every answer validates, or the schema is refused ----

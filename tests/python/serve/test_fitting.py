@@ -14,6 +14,8 @@ from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import completed
 from qsf.text.chat import ChatTemplate
 
+pytest.importorskip("llguidance")
+
 SCHEMA: Any = {
     "type": "object",
     "properties": {"city": {"enum": ["Ulm", "Rom"]}, "days": {"enum": [1, 2]}},

@@ -122,6 +122,12 @@ def test_names_of_the_host(locked: Client) -> None:
         assert not is_loopback(host)
 
 
+def test_http_1_0_has_no_host(locked: Client) -> None:
+    assert locked.send(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    head = b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n"
+    assert locked.send(head).startswith(b"HTTP/1.1 403 ")
+
+
 def test_origins_of_pages(locked: Client) -> None:
     own = f"http://127.0.0.1:{locked.port}"
     assert locked.get("/health", origin=own).status == 200

@@ -197,6 +197,26 @@ def test_completion(client: Client) -> None:
     assert client.post("/completion", **fields, n_probs=21).error["param"] == "n_probs"
 
 
+def test_llama_servers_forms(client: Client) -> None:
+    fields: Any = {"prompt": "hello", "n_predict": 1, "temperature": 0}
+    first = client.post("/completion", {**fields, "n_probs": 3}).json
+    (entry,) = first["completion_probabilities"]
+    assert set(entry) == {"id", "token", "bytes", "logprob", "top_logprobs"}
+    assert entry["top_logprobs"][0]["id"] == entry["id"]
+    assert len(entry["top_logprobs"]) == 3
+    for bias in ([entry["id"], False], [entry["id"], -100], [entry["token"], False]):
+        other = client.post("/completion", {**fields, "logit_bias": [bias]}).json
+        assert other["content"] != first["content"]
+    assert (
+        "completion_probabilities" not in client.post("/completion", {**fields, "n_probs": 0}).json
+    )
+    empty = client.post("/completion", {**fields, "n_predict": 0}).json
+    assert (empty["content"], empty["tokens_predicted"]) == ("", 0)
+    for wrong in ([[1]], [1], [["a", "b"]], [[True, 1]], [[-1, 1]]):
+        answer = client.post("/completion", {**fields, "logit_bias": wrong})
+        assert (answer.status, answer.error["param"]) == (400, "logit_bias")
+
+
 def test_the_requests_of_open_webui(tiny_chat_8bit: Path) -> None:
     """It looks models up by the names of /api/tags, and adds ":latest" where there is no tag."""
     headers = {"X_OpenWebUI_User_Name": "a%20b", "X_OpenWebUI_Chat_Id": "7"}
