@@ -191,6 +191,7 @@ def test_completion(client: Client) -> None:
     assert answer.json["content"] == want["choices"][0]["text"]
     *pieces, last = client.post("/completion", **fields, stream=True).events
     assert "".join(piece["content"] for piece in pieces) == answer.json["content"]
+    assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 9)
     several = client.post("/completion", **{**fields, "prompt": ["Once", "A"]}).json
     assert several[0]["content"] == answer.json["content"]

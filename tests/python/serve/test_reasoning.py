@@ -66,6 +66,8 @@ def test_responses_begin_with_a_reasoning_item(client: Client) -> None:
         assert of_kind[-1]["text"] == text
     last = events[-1]["response"]["output"]
     assert [item["type"] for item in last] == ["reasoning", "message"]
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == last
 
