@@ -86,13 +86,7 @@ class Sampling(Part):
         "xtc_probability": "use a higher temperature with min_p, or 0, which is off",
         "dry_multiplier": "use frequency_penalty or repetition_penalty, or 0, which is off",
     }
-    OFF: ClassVar[Mapping[str, Any]] = {
-        "typical_p": 1,
-        "tfs_z": 1,
-        "mirostat": 0,
-        "xtc_probability": 0,
-        "dry_multiplier": 0,
-    }
+    OFF: ClassVar[Mapping[str, Any]] = {"typical_p": 1, "tfs_z": 1}
 
     temperature: Annotated[float, _RANGES["temperature"]] | None = None
     top_k: Annotated[int, within(Whole(NO_LIMIT))] | None = None

@@ -222,6 +222,7 @@ class Told:
         owner: str = "",
         stops: Sequence[str] = (),
         max_seconds: float | None = None,
+        is_endless: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.job = Job(
@@ -230,7 +231,7 @@ class Told:
             max_tokens=max_tokens,
             decoder=Letters(),
             matcher=StopMatcher(stops),
-            end_ids=frozenset({END}),
+            end_ids=frozenset() if is_endless else frozenset({END}),
             sink=lambda _job, event: self.events.append(event),
             owner=owner,
             salt=owner,

@@ -57,8 +57,7 @@ def test_the_text_is_that_of_a_prompt_alone(
         scheduler = Scheduler(engine_of(model), Metrics())
         told = []
         for prompt in prompts:  # each while those before are written
-            told.append(Told(prompt, max_tokens=6))
-            told[-1].job.end_ids = frozenset()
+            told.append(Told(prompt, max_tokens=6, is_endless=True))
             told[-1].job.choosing = greedy(model)
             scheduler.submit([told[-1].job])
             scheduler.step()

@@ -47,9 +47,7 @@ class Tiers:
         self.scheduler = Scheduler(self.engine, self.metrics, self.clock, self.files)
 
     def submit(self, first: int, n: int = 40, most: int = 8, owner: str = "") -> Told:
-        tokens = prompt(first, n)
-        told = Told(tokens, max_tokens=most, owner=owner)
-        told.job.end_ids = frozenset()
+        told = Told(prompt(first, n), max_tokens=most, owner=owner, is_endless=True)
         self.scheduler.submit([told.job])
         return told
 
@@ -101,8 +99,7 @@ def test_what_goes_on_replaces_its_beginning(tmp_path: Path) -> None:
     tiers = Tiers(tmp_path, n_slots=1)
     tokens = prompt(0, 34)
     for _ in range(3):
-        told = Told(tokens, max_tokens=6)
-        told.job.end_ids = frozenset()
+        told = Told(tokens, max_tokens=6, is_endless=True)
         tiers.scheduler.submit([told.job])
         tiers.run()
         tokens = [*told.job.tokens.tolist(), 3]
@@ -152,9 +149,8 @@ def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -
     clock, metrics = Clock(), Metrics()
     files = SlotFiles(tmp_path, engine, 1 << 20, print, clock) if has_folder else None
     scheduler = Scheduler(engine, metrics, clock, files)
-    told = [Told(prompt(i, 36), max_tokens=12) for i in range(6)]
+    told = [Told(prompt(i, 36), max_tokens=12, is_endless=True) for i in range(6)]
     for one in told:
-        one.job.end_ids = frozenset()
         scheduler.submit([one.job])
     for _ in range(1000):
         if not scheduler.step():
@@ -319,9 +315,8 @@ def test_bits_after_swaps_and_restarts(
             files = SlotFiles(tmp_path, engine, 64 << 20, pytest.fail)
             scheduler = Scheduler(engine, metrics := Metrics(), files=files)
             scheduler.prepare()
-            told = [Told(tokens, max_tokens=6) for tokens in prompts]
+            told = [Told(tokens, max_tokens=6, is_endless=True) for tokens in prompts]
             for one in told:
-                one.job.end_ids = frozenset()
                 one.job.choosing = Choosing(params=model.sampling_params(temperature=0), seed=1)
                 scheduler.submit([one.job])
             while scheduler.step():
