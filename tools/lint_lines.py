@@ -42,7 +42,7 @@ CAPS: dict[str, int] = {
     "qsf/find": 1100,
     "qsf/native": 1720,
     "qsf/report": 750,
-    "qsf/serve": 9000,
+    "qsf/serve": 8800,
     "qsf/shell": 1600,
     "qsf/system": 650,
     "qsf/text": 3200,
@@ -71,7 +71,7 @@ CAPS: dict[str, int] = {
     "tests/python/make": 7500,
     "tests/python/oracle": 800,
     "tests/python/real": 500,
-    "tests/python/serve": 6050,
+    "tests/python/serve": 5650,
     "tests/python/text": 2200,
 }
 MAX_FILES = 970

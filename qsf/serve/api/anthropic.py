@@ -30,7 +30,6 @@ from qsf.serve.tools.request import (
     Offered,
     Tools,
     call_turn,
-    checked_choice,
     read_function,
     read_tools,
 )
@@ -133,16 +132,11 @@ def _read_tools(fields: Prompt, serving: Serving) -> Tools | None:
         if kind not in ("custom", None):
             text = f"tools must be custom, not {shown(kind)}"
             raise invalid("tools", text, "unsupported_parameter")
-        tools.append(read_function(value, "tools", "input_schema"))
+        tools.append(read_function(value, "input_schema"))
     choice = fields.tool_choice or ToolChoice()
     names: dict[str | None, str | None] = {"any": "required", "tool": choice.name}
-    return read_tools(
-        tools,
-        checked_choice(names.get(choice.type, choice.type), tools),
-        is_parallel=not choice.disable_parallel_tool_use,
-        place="tools",
-        serving=serving,
-    )
+    wanted = names.get(choice.type, choice.type)
+    return read_tools(tools, wanted, serving, is_parallel=not choice.disable_parallel_tool_use)
 
 
 def _thoughts(fields: Prompt) -> Thoughts:

@@ -193,6 +193,9 @@ def test_tokens_and_texts_go_on_where_they_are_told(client: Client) -> None:
     choice = client.post("/v1/completions", {**fields, "stop": stop, "echo": True}).json["choices"]
     assert choice[0]["text"] == START + text[: text.index(stop)]
     assert choice[0]["finish_reason"] == "stop"
+    prompts = [START, "The cat"]
+    both = client.post("/v1/completions", prompt=prompts, max_tokens=1, echo=True).json["choices"]
+    assert [each["text"].startswith(p) for each, p in zip(both, prompts, strict=True)] == [True] * 2
     fields = {"max_tokens": 8, "temperature": 0}
     first = client.post("/v1/chat/completions", {**fields, "messages": CHAT}).json
     text = first["choices"][0]["message"]["content"]
