@@ -245,6 +245,7 @@ LIMITS: dict[str, tuple[bytes, int]] = {
     "a long line": (b"GET /" + b"a" * 9000, 431),
     "a long line that ends": (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: x\r\n\r\n", 431),
     "a long head": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 3000, 431),
+    "a long field": (b"GET / HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 17_000 + b"\r\n\r\n", 431),
     "many fields": (b"GET / HTTP/1.1\r\nhost: x\r\n" + b"x: y\r\n" * 64 + b"\r\n", 431),
     "a long body": (b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1001\r\n\r\n", 413),
     "an endless body": (

@@ -166,6 +166,45 @@ def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -
         files.close()
 
 
+def test_a_damaged_file_is_removed_and_computed_again(tmp_path: Path) -> None:
+    tiers = Tiers(tmp_path, n_slots=1)
+    assert [tiers.ask(first) for first in (0, 1)] == [0, 0]
+    (path,) = tmp_path.glob("*.qsfs")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    tiers.scheduler._slots.keep(tiers.scheduler.slots[0], 0)
+    assert tiers.ask(0) == 0
+    assert not path.exists()
+    assert len(tiers.said) == 1
+    tiers.close()
+    (path,) = tmp_path.glob("*.qsfs")
+    path.write_bytes(path.read_bytes()[:200])
+    again = Tiers(tmp_path, n_slots=1)
+    assert not path.exists()
+    assert again.ask(0) == 0
+    again.close()
+
+
+@pytest.mark.parametrize("n_steps", [1, 4, 9])
+def test_who_was_set_aside_can_leave(n_steps: int) -> None:
+    engine = FakeEngine(3, n_contexts=1)
+    scheduler = Scheduler(engine, Metrics(), Clock(), queue_seconds=1)
+    told = [Told(prompt(i, 30), max_tokens=10, is_endless=True) for i in range(3)]
+    for one in told:
+        scheduler.submit([one.job])
+    for _ in range(n_steps):
+        scheduler.step()
+    scheduler.cancel(told[2].job)
+    scheduler.close()
+    while scheduler.step():
+        pass
+    assert [one.n_ends for one in told] == [1, 1, 1]
+    assert told[2].end == "cancelled"
+    assert all(one.text == text(i, 30, 10) for i, one in enumerate(told) if one.end == "length")
+    assert told[0].end == "length"
+
+
 class AnyTier(RuleBasedStateMachine):
     """Conversations come back in any order, servers end or are killed, files are damaged."""
 
