@@ -29,7 +29,7 @@ from qsf.options import GenerationOptions, Whole, check_value
 from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Choosing, Event, Job, Reading
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.session import create_session
 from qsf.text.arguments import as_tokens
 from qsf.text.embedding import TASK, Reranker, unit_vector
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
-_NO_LIMITS = Limits(queue_seconds=math.inf, pass_seconds=math.inf)
 # An error that ends the whole batch, not only one of its answers.
 _COMMON_ERRORS = (QsfIOError, QsfFormatError, QsfMemoryError, QsfStateError)
 
@@ -116,7 +115,9 @@ class Batch:
         self, sessions: Sequence[Session], prompts: Iterable[Prompt]
     ) -> Iterator[BatchAnswer]:
         engine = ModelEngine(self._opened, sessions, len(sessions))
-        scheduler = Scheduler(engine, _NO_LIMITS, self._metrics, time.perf_counter)
+        scheduler = Scheduler(
+            engine, self._metrics, time.perf_counter, queue_seconds=math.inf, pass_seconds=math.inf
+        )
         waiting = enumerate(prompts)
         n_running = 0
         is_over = False

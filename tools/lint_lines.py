@@ -42,8 +42,8 @@ CAPS: dict[str, int] = {
     "qsf/find": 1100,
     "qsf/native": 1550,
     "qsf/report": 750,
-    "qsf/serve": 9000,
-    "qsf/shell": 1500,
+    "qsf/serve": 8800,
+    "qsf/shell": 1600,
     "qsf/system": 650,
     "qsf/text": 3000,
     "converter/qsf_converter": 1550,
@@ -71,8 +71,8 @@ CAPS: dict[str, int] = {
     "tests/python/make": 7520,
     "tests/python/oracle": 800,
     "tests/python/real": 500,
-    "tests/python/serve": 6050,
-    "tests/python/text": 2240,
+    "tests/python/serve": 5700,
+    "tests/python/text": 2200,
 }
 MAX_FILES = 945
 

@@ -346,19 +346,13 @@ def _make_host(
 ) -> Host:
     from qsf.serve.hosts import Host
     from qsf.serve.scheduling.engine import ModelEngine
-    from qsf.serve.scheduling.scheduler import Limits, Scheduler
+    from qsf.serve.scheduling.scheduler import Scheduler
     from qsf.serve.scheduling.slot_files import SlotFiles
     from qsf.serve.serving import Serving
 
     more = (model.create_session() for _ in range(1, model.info.plan.max_sessions))
     n_parallel = options.parallel_of(model.info.plan.kv_contexts)
     engine = ModelEngine(model._opened, [model.session, *more], n_parallel)
-    limits = Limits(
-        max_waiting=options.queue,
-        max_waiting_tokens=16 * engine.ctx_tokens,
-        queue_seconds=options.queue_seconds,
-        pass_seconds=options.latency_ms / 1000,
-    )
     serving = Serving(
         model=model,
         name=name,
@@ -378,7 +372,15 @@ def _make_host(
             lambda text: command.say_error("qsf-serve", text),
         )
     prefix = None if options.prefix is None else read_prefix(Path(options.prefix), model)
-    scheduler = Scheduler(engine, limits, metrics, files=kept)
+    scheduler = Scheduler(
+        engine,
+        metrics,
+        files=kept,
+        max_waiting=options.queue,
+        max_waiting_tokens=16 * engine.ctx_tokens,
+        queue_seconds=options.queue_seconds,
+        pass_seconds=options.latency_ms / 1000,
+    )
     return Host(serving, scheduler, kept, prefix)
 
 

@@ -18,14 +18,15 @@ from typing import Any
 from qsf.errors import QsfError
 from qsf.native.binding import version
 from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
-from qsf.serve.api.answering import Call, Choice, Endpoint, Route, answer_call
+from qsf.serve.api.answering import Call, Choice, Encoder, Route, answer_call
 from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
 from qsf.serve.http.body import read_body, read_name, read_part
-from qsf.serve.http.connection import Connection, Exchange, Head, Limits, to_json
+from qsf.serve.http.connection import Connection, Limits
+from qsf.serve.http.exchange import Exchange, Head, to_json
 from qsf.serve.http.gate import Gate, page_headers, read_page
 from qsf.serve.http.problems import Problem, invalid, problem_of
-from qsf.serve.scheduling.job import Event
+from qsf.serve.scheduling.job import Event, Job
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.serving import Serving
@@ -38,6 +39,7 @@ _MODELS = "/v1/models/"
 _ONE_MODEL = "/v1/models/{model}"
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BODY_MEMORY = 8
+_BACKLOG = 128
 
 
 class Server:
@@ -52,7 +54,7 @@ class Server:
         log: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.hosts = hosts
-        self.max_body_bytes = limits.max_body_bytes
+        self._body_memory = _BODY_MEMORY * limits.max_body_bytes
         self.large_bodies = asyncio.Semaphore(limits.large_bodies)
         self._metrics = metrics
         self._gate = gate
@@ -60,11 +62,10 @@ class Server:
         self._log = log
         self._created = int(time.time())
         self._connections: set[Connection] = set()
-        self._outbox: list[tuple[Call, int, Event]] = []
+        self._outbox: list[tuple[Call, Job, Event]] = []
         self._outbox_lock = threading.Lock()
         # One thread for templates, tokens and JSON: the reserve of the memory plan covers one.
         self._texts = ThreadPoolExecutor(1, "qsf-text")
-        self._listeners: list[asyncio.AbstractServer] = []
         self._is_stopping = False
         self._silent_until = 0.0
         self._page = read_page()
@@ -79,33 +80,34 @@ class Server:
         return self.hosts.current.scheduler
 
     def _table(self) -> Iterator[Route]:
-        def get(path: str, make: Callable[[], object], summary: str, **more: Any) -> Route:
+        def page(path: str, summary: str, handler: Any, **more: Any) -> Route:
+            return Route(path, summary, method="GET", handler=handler, **more)
+
+        def get(path: str, summary: str, make: Callable[[], object], **more: Any) -> Route:
             async def answer(exchange: Exchange, _owner: str) -> None:
-                await exchange.send_json(make())
+                await exchange.send(to_json(make()))
 
-            return Route("GET", path, answer, summary, **more)
+            return page(path, summary, answer, **more)
 
-        def of_model(path: str, make: Callable[[Serving, Scheduler], object], what: str) -> Route:
-            return get(path, lambda: make(self.serving, self.scheduler), what)
+        def of_model(path: str, what: str, make: Callable[[Serving, Scheduler], object]) -> Route:
+            return get(path, what, lambda: make(self.serving, self.scheduler))
 
-        yield Route("GET", "/", self._answer_page, "a page to chat with", is_open=True)
-        yield get("/openapi.json", self._describe, "this description", is_open=True)
+        yield page("/", "a page to chat with", self._answer_page, is_open=True)
+        yield get("/openapi.json", "this description", self._describe, is_open=True)
         for path in ("/health", "/v1/health"):
-            yield get(path, lambda: {"status": "ok"}, "whether it answers", is_open=True)
-        yield get("/v1/models", self._models, "the models")
-        yield Route("GET", _ONE_MODEL, self._answer_model, "a model")
-        yield of_model("/props", text_api.props, "defaults and the plan of memory")
-        yield of_model("/slots", text_api.slots, "what each sequence does")
-        yield of_model("/tokenizer_info", text_api.tokenizer_info, "texts of special tokens")
-        yield Route("GET", "/metrics", self._answer_metrics, "counters for Prometheus")
-        yield get("/api/tags", partial(ollama.tags, self.hosts, self._created), "the models")
-        yield get("/api/ps", partial(ollama.running, self.hosts), "the models in memory")
-        yield get("/api/version", lambda: {"version": version()}, "the version")
-        yield Route("POST", "/api/pull", self._pull, "that a model is here", ollama.Pull)
+            yield get(path, "whether it answers", lambda: {"status": "ok"}, is_open=True)
+        yield get("/v1/models", "the models", self._models)
+        yield page(_ONE_MODEL, "a model", self._answer_model)
+        yield of_model("/props", "defaults and the plan of memory", text_api.props)
+        yield of_model("/slots", "what each sequence does", text_api.slots)
+        yield of_model("/tokenizer_info", "texts of special tokens", text_api.tokenizer_info)
+        yield page("/metrics", "counters for Prometheus", self._answer_metrics)
+        yield get("/api/tags", "the models", partial(ollama.tags, self.hosts, self._created))
+        yield get("/api/ps", "the models in memory", partial(ollama.running, self.hosts))
+        yield get("/api/version", "the version", lambda: {"version": version()})
+        yield Route("/api/pull", "that a model is here", ollama.Pull, handler=self._pull)
         for api in (openai, responses, anthropic, vectors, llama_server, ollama, text_api):
-            for end in api.ENDPOINTS:
-                answer = self._answer_text if end.form is None else self._complete
-                yield Route("POST", end.path, partial(answer, end), end.summary, end.body)
+            yield from api.ROUTES
 
     def _models(self) -> dict[str, Any]:
         created = self._created
@@ -116,7 +118,8 @@ class Server:
         name = exchange.head.path.removeprefix(_MODELS)
         if name not in self.hosts.paths:
             raise Problem(404, "not_found", f"there is no model {name[:100]!r}")
-        await exchange.send_json(text_api.model_entry(self.hosts, name, self._created))
+        entry = text_api.model_entry(self.hosts, name, self._created)
+        await exchange.send(to_json(entry))
 
     # ---- life ----
 
@@ -126,19 +129,24 @@ class Server:
         self._loop = loop
         loop.set_exception_handler(self._report)
         self.hosts.start(self._deliver)
-        if host.startswith("/"):
-            self._listeners.append(await loop.create_unix_server(self._connect, host))
-            return host
-        listener = await loop.create_server(self._connect, host, port, backlog=128)
-        self._listeners.append(listener)
+        is_path = host.startswith("/")
+        # The backlog of asyncio is also how often it tries to accept at a time: without descriptors
+        # each failure would add a try, and all of them fail again a second later.
+        if is_path:
+            listener = await loop.create_unix_server(self._connect, host, backlog=1)
+        else:
+            listener = await loop.create_server(self._connect, host, port, backlog=1)
+        self._listener = listener
+        for sock in listener.sockets:
+            with sock.dup() as same:
+                same.listen(_BACKLOG)
         number = listener.sockets[0].getsockname()[1]
-        return f"http://{f'[{host}]' if ':' in host else host}:{number}"
+        return host if is_path else f"http://{f'[{host}]' if ':' in host else host}:{number}"
 
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more requests; running ones may continue for ``grace_seconds``."""
         self._is_stopping = True
-        for listener in self._listeners:
-            listener.close()
+        self._listener.close()
         for host in self.hosts.loaded.values():
             host.scheduler.close()
         ends_at = self._loop.time() + grace_seconds
@@ -156,9 +164,11 @@ class Server:
     def _report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Print an error of the loop: in one line a minute that no connection can be accepted.
 
-        The loop waits a second then, but it may report each of the connections in its queue.
+        The loop tries again a second later, perhaps with a listener that is closed by then.
         """
         error = context.get("exception")
+        if self._is_stopping and isinstance(error, ValueError):
+            return
         if not isinstance(error, OSError) or error.errno not in _NO_ROOM:
             loop.default_exception_handler(context)
         elif loop.time() >= self._silent_until:
@@ -167,12 +177,11 @@ class Server:
             command.say_error("qsf-serve", f"{reason}: new connections wait (see ulimit -n)")
 
     def _connect(self) -> asyncio.Protocol:
-        connection = Connection(self, self._limits, self._disconnected, self._is_welcome)
-        self._connections.add(connection)
-        return connection
+        return Connection(self, self._limits, self._connections.discard, self._welcome)
 
-    def _is_welcome(self, connection: Connection) -> bool:
-        """Return whether another connection may open; closes an idle one if necessary."""
+    def _welcome(self, connection: Connection) -> bool:
+        """Add a connection, and return whether it may ask; closes an idle one if necessary."""
+        self._connections.add(connection)
         most = self._limits.max_connections
         if len(self._connections) > 2 * most:
             connection.abort()
@@ -190,14 +199,7 @@ class Server:
                 counted.remove(longest)
         return not self._is_stopping and len(counted) < most
 
-    def _disconnected(self, connection: Connection) -> None:
-        self._connections.discard(connection)
-
     # ---- from the engine's thread to the loop ----
-
-    def _post(self, call: Call, index: int, event: Event) -> None:
-        with self._outbox_lock:
-            self._outbox.append((call, index, event))
 
     def _deliver(self) -> None:
         """Send the events of a pass to the event loop, in one message."""
@@ -210,8 +212,8 @@ class Server:
     def _dispatch(self) -> None:
         with self._outbox_lock:
             outbox, self._outbox = self._outbox, []
-        for call, index, event in outbox:
-            call.put(index, event)
+        for call, job, event in outbox:
+            call.put(job, event)
 
     # ---- requests ----
 
@@ -230,7 +232,7 @@ class Server:
     def check(self, head: Head) -> tuple[Route, str]:
         self._gate.check_page(head)
         if head.method == "OPTIONS":
-            return Route("OPTIONS", head.path, self._answer_options), ""
+            return Route(head.path, handler=self._answer_options), ""
         path = _ONE_MODEL if head.path.startswith(_MODELS) else head.path
         route = self.routes.get(("GET" if head.method == "HEAD" else head.method, path))
         if route is None:
@@ -254,11 +256,16 @@ class Server:
 
     async def answer(self, endpoint: tuple[Route, str], exchange: Exchange) -> None:
         """Answer a request. Raises Problem, which becomes the answer unless one has begun."""
-        where, owner = endpoint
+        route, owner = endpoint
         started = time.monotonic()
         note = ""
         try:
-            note = await where.handler(exchange, owner) or ""
+            if route.handler is not None:
+                await route.handler(exchange, owner)
+            elif route.encoder is not None:
+                note = await self._complete(route, route.encoder, exchange, owner)
+            else:
+                await self._answer_text(route, exchange)
         except Problem as problem:
             self._metrics.count_rejection(problem.code)
             note = problem.code
@@ -286,9 +293,6 @@ class Server:
                     }
                 )
 
-    def _body_of(self, exchange: Exchange) -> dict[str, Any]:
-        return read_body(exchange.body, _BODY_MEMORY * self.max_body_bytes)
-
     async def _in_thread(self, call: Callable[[], Any]) -> Any:
         return await self._loop.run_in_executor(self._texts, call)
 
@@ -300,53 +304,57 @@ class Server:
         a request may wait long for its model.
         """
         name, is_leaving = await self._in_thread(
-            lambda: read_name(exchange.body, _BODY_MEMORY * self.max_body_bytes)
+            lambda: read_name(exchange.body, self._body_memory)
         )
         async with self.hosts.using(name, is_loading=not is_leaving) as host:
             yield host
 
-    async def _complete(self, endpoint: Endpoint, exchange: Exchange, owner: str) -> str:
+    def _decode(self, route: Route, exchange: Exchange, serving: Serving) -> tuple[Any, list[str]]:
+        """Return what a request asks for, and the names of its fields that nobody knows."""
+        assert route.body is not None
+        assert route.decode is not None
+        fields, ignored = read_part(route.body, read_body(exchange.body, self._body_memory))
+        if ignored and route.encoder is not None and serving.is_strict:
+            text = f"{ignored[0]} is not known here, and the server is strict"
+            raise invalid(ignored[0], text, "unsupported_parameter")
+        return route.decode(fields, serving), ignored
+
+    async def _complete(
+        self, route: Route, make_encoder: type[Encoder], exchange: Exchange, owner: str
+    ) -> str:
         async with self._using(exchange) as host:
             serving = host.serving
-
-            def decode() -> Ask:
-                fields, ignored = read_part(endpoint.body, self._body_of(exchange))
-                if ignored and serving.is_strict:
-                    text = f"{ignored[0]} is not known here, and the server is strict"
-                    raise invalid(ignored[0], text, "unsupported_parameter")
-                ask: Ask = endpoint.read(fields, serving)
-                ask.ignored = ignored
-                return ask
-
-            ask = await self._in_thread(decode)
+            decode = partial(self._decode, route, exchange, serving)
+            ask: Ask
+            ask, ask.ignored = await self._in_thread(decode)
             exchange.drop_body()
             kept = ask.keep_seconds
             host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
-            assert endpoint.form is not None
-            form = endpoint.form(ask, serving)
-            make = partial(
-                make_jobs,
-                ask,
-                serving,
-                owner=owner,
-                name=form.name,
-                max_seconds=_max_seconds(serving, ask, exchange),
-            )
-            choices = await answer_call(exchange, host.scheduler, ask, form, make, self._post)
-        return _note(choices)
+            encoder = make_encoder(ask, serving)
+            call = Call()
 
-    async def _answer_text(self, endpoint: Endpoint, exchange: Exchange, _owner: str) -> None:
+            def post(job: Job, event: Event) -> None:
+                with self._outbox_lock:
+                    self._outbox.append((call, job, event))
+
+            most = _max_seconds(serving, ask, exchange)
+            jobs = make_jobs(ask, serving, post, owner=owner, name=encoder.name, max_seconds=most)
+            await answer_call(exchange, host.scheduler, call, jobs, encoder)
+        return _note(encoder.choices)
+
+    async def _answer_text(self, route: Route, exchange: Exchange) -> None:
         async with self._using(exchange) as host:
 
             def answer() -> bytes:
-                fields, _ = read_part(endpoint.body, self._body_of(exchange))
-                return to_json(endpoint.read(fields, host.serving))
+                return to_json(self._decode(route, exchange, host.serving)[0])
 
             body = await self._in_thread(answer)
-        await exchange.send(200, body, "application/json")
+        await exchange.send(body)
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
-        fields, _ = await self._in_thread(lambda: read_part(ollama.Pull, self._body_of(exchange)))
+        fields, _ = await self._in_thread(
+            lambda: read_part(ollama.Pull, read_body(exchange.body, self._body_memory))
+        )
         exchange.drop_body()
         name, is_stream = fields.model or fields.name or "", fields.stream is not False
         work = asyncio.ensure_future(self._send_lines(exchange, name, is_stream=is_stream))
@@ -362,25 +370,26 @@ class Server:
         try:
             async with aclosing(ollama.pull(self.hosts, name)) as lines:
                 async for line in lines:
-                    if is_stream and not exchange.has_begun:
-                        await exchange.begin_stream(is_lines=True)
+                    if is_stream and not exchange.status:
+                        exchange.begin(ollama.LINES)
                     if is_stream:
-                        await exchange.send_event(line)
+                        await exchange.write(to_json(line) + b"\n")
         except QsfError as error:
-            if not exchange.has_begun:
+            if not exchange.status:
                 raise
-            await exchange.send_event(ollama.problem_body(problem_of(error)))
+            await exchange.write(to_json(ollama.problem_body(problem_of(error))) + b"\n")
         if is_stream:
-            exchange.end_stream()
+            exchange.end()
         else:
-            await exchange.send_json(line)
+            await exchange.send(to_json(line))
 
     async def _answer_page(self, exchange: Exchange, _owner: str) -> None:
-        await exchange.send(200, self._page, "text/html; charset=utf-8", page_headers(self._page))
+        kind, headers = "text/html; charset=utf-8", page_headers(self._page)
+        await exchange.send(self._page, kind, headers=headers)
 
     async def _answer_metrics(self, exchange: Exchange, _owner: str) -> None:
         body = self._metrics.text(self._gauges() if self.hosts.loaded else {}).encode()
-        await exchange.send(200, body, "text/plain; version=0.0.4; charset=utf-8")
+        await exchange.send(body, "text/plain; version=0.0.4; charset=utf-8")
 
     def _gauges(self) -> dict[str, float]:
         scheduler = self.scheduler
@@ -393,7 +402,7 @@ class Server:
         }
 
     async def _answer_options(self, exchange: Exchange, _owner: str) -> None:
-        await exchange.send(200, b"", "text/plain")
+        await exchange.send(b"", "text/plain")
 
     def _describe(self) -> dict[str, Any]:
         from qsf.serve.api.openapi import describe  # rarely needed

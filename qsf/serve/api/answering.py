@@ -1,16 +1,18 @@
-"""One request: its jobs, their text so far, and the answer in the form of an API."""
+"""One request: its jobs, their text so far, and the ``Encoder`` that an API answers with."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from qsf.foreign_json import JsonError
 from qsf.passes import Chosen
+from qsf.serve.http.exchange import to_json
 from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.job import Event, Job
 from qsf.serve.tools.call_formats import read_output
@@ -20,7 +22,7 @@ from qsf.text.schemas import Check
 if TYPE_CHECKING:
     from qsf.serve.api.ask import Ask
     from qsf.serve.http.body import Part
-    from qsf.serve.http.connection import Exchange
+    from qsf.serve.http.exchange import Exchange
     from qsf.serve.scheduling.scheduler import Scheduler
     from qsf.serve.serving import Serving
 
@@ -29,12 +31,15 @@ _UNENFORCED = "x-qsf-unenforced"
 
 Sent = tuple[str, Any]
 """An event of a stream: its name, mostly "", and what is sent: JSON, or a text as it is."""
+BEGUN, DONE = Event(), Event()
+"""The first and the last event of each answer, around those of its jobs."""
 
 
 @dataclass
 class Choice:
     """One choice of an answer, as far as it has arrived."""
 
+    index: int
     job: Job
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -44,6 +49,7 @@ class Choice:
     tokens: list[Chosen] = field(default_factory=list)
     reason: str = ""
     values: Sequence[float] = ()  # of a job that generates no text
+    is_echoed: bool = False  # its prompt was sent with log-probabilities
 
     @property
     def text(self) -> str:
@@ -53,85 +59,123 @@ class Choice:
     def reasoning(self) -> str:
         return "".join(self.thoughts)
 
+    def take(self, event: Event) -> None:
+        self.texts.append(event.text)
+        self.thoughts.append(event.reasoning)
+        for part in event.calls:
+            if part.name:
+                self.calls.append(replace(part))
+                self.arguments.append([])
+            self.arguments[part.index].append(part.arguments)
+        if event.is_last:
+            for call, pieces in zip(self.calls, self.arguments, strict=True):
+                call.arguments = "".join(pieces)
+        self.tokens += event.tokens
+        self.reason = "error" if event.problem is not None else event.reason
+        self.values = event.values
 
-class Form:
-    """How an API writes answers; without events, except in overridden methods.
 
-    ``Choice``s are in the order of the jobs.
+class Encoder:
+    """Encodes the events of an answer in the form of an API: a stream, or one piece at the end.
+
+    APIs override what they send: nothing is sent for the other events.
     """
 
-    name: str  # the id of the answer
+    prefix = ""  # of the answer's name
+    kind = "text/event-stream"
 
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the first events of a stream."""
-        return []
+    def __init__(self, ask: Ask, serving: Serving) -> None:
+        self.ask, self.serving = ask, serving
+        self.name = f"{self.prefix}{os.urandom(12).hex()}"  # the id of the answer
+        self.choices: list[Choice] = []  # in the order of the jobs
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        """Return the events for more text."""
-        return []
+    def encode(self, event: Event, index: int = 0) -> bytes:
+        """Return what is sent for an event of choice ``index``, for ``BEGUN``, or for ``DONE``.
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        """Return the events for the end of one choice."""
-        return []
+        An answer in one piece is sent for ``DONE``.
+        """
+        choice = None if event is BEGUN or event is DONE else self.choices[index]
+        if choice is not None:
+            choice.take(event)
+        if not self.ask.is_stream:
+            return to_json(self.whole()) if event is DONE else b""
+        sent: list[Sent] = []
+        if choice is None:
+            sent += self.begin() if event is BEGUN else self.finish()
+        elif event.problem is not None:
+            sent += self.fail(event.problem)
+        else:
+            sent += self.more(choice, event) if event.has_more else ()
+            sent += self.end(choice) if event.is_last else ()
+        return b"".join(self.framed(value, name) for name, value in sent)
 
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        """Return the last events of a stream that went well."""
-        return []
+    @classmethod
+    def framed(cls, value: Any, name: str = "") -> bytes:
+        """Return a server-sent event, or a line of JSON."""
+        data = value.encode() if isinstance(value, str) else to_json(value)
+        if cls.kind != "text/event-stream":
+            return data + b"\n"
+        return (f"event: {name}\ndata: " if name else "data: ").encode() + data + b"\n\n"
 
-    def fail(self, problem: Problem) -> list[Sent]:
-        """Return the last events of a stream that failed."""
-        return []
+    @classmethod
+    def comment(cls, text: str) -> bytes:
+        """Return what readers of the stream ignore."""
+        return f": {text}\n\n".encode() if cls.kind == "text/event-stream" else b""
 
-    def whole(self, choices: Sequence[Choice]) -> object:
+    def begin(self) -> Iterable[Sent]:
+        return ()
+
+    def more(self, choice: Choice, event: Event) -> Iterable[Sent]:
+        return ()
+
+    def end(self, choice: Choice) -> Iterable[Sent]:
+        return ()
+
+    def finish(self) -> Iterable[Sent]:
+        """Return the events after the last ones of all choices."""
+        return ()
+
+    def fail(self, problem: Problem) -> Iterable[Sent]:
+        return [("", problem.body())]
+
+    def whole(self) -> object:
         """Return the answer in one piece."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """What is done with requests of a method to a path.
+    """A path of the server, and what is done with requests to it.
 
     Attributes:
-        handler: answers an exchange for a client.
         body: the fields of the body; None: there is none.
+        decode: makes an ``Ask`` of the fields, or without ``encoder`` the answer. Raises Problem.
+        encoder: writes the answer.
+        handler: answers an exchange for a client, where there is no ``decode``.
         is_open: it needs no key.
     """
 
-    method: str
     path: str
-    handler: Callable[[Exchange, str], Any]
     summary: str = ""
     body: type[Part] | None = None
+    decode: Callable[[Any, Serving], Any] | None = None
+    encoder: type[Encoder] | None = None
+    method: str = "POST"
+    handler: Callable[[Exchange, str], Any] | None = None
     is_open: bool = False
-
-
-class Endpoint(NamedTuple):
-    """A path of an API: how its requests are read, and how its answers are written.
-
-    Attributes:
-        body: the fields of a request.
-        read: makes an ``Ask`` of them, or without ``form`` the answer. Raises Problem.
-        form: writes the answer.
-    """
-
-    path: str
-    summary: str
-    body: type[Part]
-    read: Callable[[Any, Serving], Any]
-    form: Callable[[Ask, Serving], Form] | None = None
 
 
 class Call:
     """The jobs of one request, and their events, which the engine's thread sends to the loop."""
 
     def __init__(self) -> None:
-        self._events: deque[tuple[int, Event]] = deque()
+        self._events: deque[tuple[Job, Event]] = deque()
         self._wanted: asyncio.Future[None] | None = None
         self._is_gone = False
 
-    def put(self, index: int, event: Event) -> None:
-        """Receive an event of job ``index``; in the loop's thread."""
-        self._events.append((index, event))
+    def put(self, job: Job, event: Event) -> None:
+        """Receive an event of a job; in the loop's thread."""
+        self._events.append((job, event))
         self._wake()
 
     def mark_gone(self) -> None:
@@ -143,9 +187,8 @@ class Call:
         if self._wanted is not None and not self._wanted.done():
             self._wanted.set_result(None)
 
-    async def events(self, n_jobs: int, seconds: float) -> AsyncIterator[tuple[int, Event] | None]:
-        """Yield (index, event) until all jobs have ended; yields None after ``seconds`` without an
-        event.
+    async def events(self, n_jobs: int) -> AsyncIterator[tuple[Job, Event] | None]:
+        """Yield events until all jobs have ended; yields None after ``PING_SECONDS`` without any.
 
         Ends early if the client disconnects.
         """
@@ -154,38 +197,23 @@ class Call:
         while n_left and not self._is_gone:
             if not self._events:
                 self._wanted = loop.create_future()
-                timer = loop.call_later(seconds, self._wake)
+                timer = loop.call_later(PING_SECONDS, self._wake)
                 await self._wanted
                 timer.cancel()
                 if not self._events and not self._is_gone:
                     yield None
                 continue
-            index, event = self._events.popleft()
+            job, event = self._events.popleft()
             n_left -= event.is_last
-            yield index, event
+            yield job, event
 
 
 async def answer_call(
-    exchange: Exchange,
-    scheduler: Scheduler,
-    ask: Ask,
-    form: Form,
-    make: Callable[[Callable[[int, Event], None]], Sequence[Job]],
-    post: Callable[[Call, int, Event], None],
-) -> Sequence[Choice]:
-    """Submit the jobs of a request and send the answer. Raises Problem before its first byte.
-
-    Args:
-        exchange: the ask.
-        scheduler: runs the jobs.
-        ask: the request.
-        form: of the answer.
-        make: makes the jobs, given a function that receives their events.
-        post: sends an event from the engine's thread to this call.
-    """
-    call = Call()
-    jobs = make(lambda index, event: post(call, index, event))
-    choices = [Choice(job) for job in jobs]
+    exchange: Exchange, scheduler: Scheduler, call: Call, jobs: Sequence[Job], encoder: Encoder
+) -> None:
+    """Submit the jobs of a request and send the answer. Raises Problem before its first byte."""
+    ask = encoder.ask
+    encoder.choices = [Choice(index, job) for index, job in enumerate(jobs)]
     scheduler.submit(jobs)
     if ask.is_cut:
         exchange.headers["x-qsf-max-tokens"] = str(ask.max_tokens)
@@ -199,83 +227,37 @@ async def answer_call(
         call.mark_gone()
     try:
         if ask.is_stream:
-            await _stream(exchange, call, ask, form, choices)
-        else:
-            async for item in call.events(len(jobs), 3600.0):
-                _take(choices, item)
-            if ask.unenforced:
-                exchange.headers[_UNENFORCED] = await _judged(ask, choices)
-            if not exchange.is_gone:
-                await exchange.send_json(form.whole(choices))
+            exchange.begin(encoder.kind)
+            await exchange.write(encoder.encode(BEGUN))
+        async for item in call.events(len(jobs)):
+            if item is not None:
+                job, event = item
+                await exchange.write(encoder.encode(event, job.index))
+                if event.problem is not None:
+                    raise event.problem
+            elif ask.is_stream and ask.has_pings:
+                await exchange.write(encoder.comment("ping"))
+        verdict = await _judged(encoder) if ask.unenforced else ""
+        if ask.is_stream:
+            said = encoder.comment(f"{_UNENFORCED}: {verdict}") if verdict else b""
+            await exchange.write(said + encoder.encode(DONE))
+        elif not exchange.is_gone:
+            exchange.headers |= {_UNENFORCED: verdict} if verdict else {}
+            await exchange.send(encoder.encode(DONE))
     finally:
-        for choice in choices:
+        if ask.is_stream:
+            exchange.end()
+        for choice in encoder.choices:
             if not choice.reason:
                 scheduler.cancel(choice.job)
-    return choices
 
 
-def _take(choices: Sequence[Choice], item: tuple[int, Event] | None) -> None:
-    """Add an event to its choice. Raises the Problem in an event that reports one."""
-    if item is None:
-        return
-    index, event = item
-    if event.problem is not None:
-        choices[index].reason = "error"
-        raise event.problem
-    choice = choices[index]
-    if event.text:
-        choice.texts.append(event.text)
-    if event.reasoning:
-        choice.thoughts.append(event.reasoning)
-    for part in event.calls:
-        if part.name:
-            choice.calls.append(replace(part))
-            choice.arguments.append([])
-        choice.arguments[part.index].append(part.arguments)
-    if event.is_last:
-        for call, pieces in zip(choice.calls, choice.arguments, strict=True):
-            call.arguments = "".join(pieces)
-    choice.tokens += event.tokens
-    choice.reason = event.reason
-    choice.values = event.values
-
-
-async def _stream(
-    exchange: Exchange,
-    call: Call,
-    ask: Ask,
-    form: Form,
-    choices: Sequence[Choice],
-) -> None:
-    await exchange.begin_stream(is_lines=ask.is_lines)
-    try:
-        await _send(exchange, form.begin(choices))
-        async for item in call.events(len(choices), PING_SECONDS):
-            if item is None:
-                if ask.has_pings:
-                    await exchange.send_comment("ping")
-                continue
-            _take(choices, item)
-            index, event = item
-            if event.text or event.reasoning or event.tokens or event.calls or event.n_done:
-                await _send(exchange, form.more(index, choices[index], event))
-            if event.is_last:
-                await _send(exchange, form.end(index, choices[index]))
-        if ask.unenforced:
-            await exchange.send_comment(f"{_UNENFORCED}: {await _judged(ask, choices)}")
-        await _send(exchange, form.finish(choices))
-    except Problem as problem:
-        await _send(exchange, form.fail(problem))
-        raise
-    finally:
-        exchange.end_stream()
-
-
-async def _judged(ask: Ask, choices: Sequence[Choice]) -> str:
+async def _judged(encoder: Encoder) -> str:
     """Return the keywords that were not enforced, and whether the answers have their form."""
+    ask = encoder.ask
     schemas = {tool.name: tool.schema for tool in (ask.tools.tools if ask.tools else ())}
     values: list[tuple[Any, str]] = []
-    for choice in choices:
+    for choice in encoder.choices:
         values += [(schemas[call.name], call.arguments) for call in choice.calls]
         if ask.constraint is not None and not choice.calls:
             values.append((ask.constraint.schema, choice.text))
@@ -292,12 +274,7 @@ def _fits(schema: Any, text: str) -> bool | None:
         return None
 
 
-async def _send(exchange: Exchange, events: Sequence[Sent]) -> None:
-    for name, value in events:
-        await exchange.send_event(value, name)
-
-
-def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
+def usage(choices: Sequence[Choice], n: int = 1) -> dict[str, Any]:
     """Return the numbers of tokens; a prompt counts once for its ``n`` choices."""
     firsts = [choice.job for choice in choices[::n]]
     n_prompt = sum(job.n_prompt for job in firsts)
@@ -315,8 +292,7 @@ def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:
 def timings(choices: Sequence[Choice]) -> dict[str, Any]:
     """Return the times of the first choice, with llama-server's names, and its seed."""
     job = choices[0].job
-    n_new = job.n_prompt - job.n_cached
-    n_steps = max(job.n_generated - 1, 0)
+    n_new, n_steps = job.n_prompt - job.n_cached, max(job.n_generated - 1, 0)
     prompt_ms = 1e3 * max(job.first - job.admitted, 0.0)
     answer_ms = 1e3 * max(job.last - job.first, 0.0)
     return {

@@ -3,25 +3,24 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, usage
 from qsf.serve.api.ask import (
     Ask,
     Objects,
     Repetition,
     Sampling,
     Stops,
+    Thoughts,
     as_list,
-    fit,
     read_choosing,
     too_long,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask, encode_messages
 from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -31,10 +30,8 @@ from qsf.serve.tools.request import (
     Offered,
     Tools,
     call_turn,
-    checked_choice,
     read_function,
     read_tools,
-    tools_constraint,
 )
 from qsf.text.arguments import as_messages
 
@@ -135,91 +132,75 @@ def _read_tools(fields: Prompt, serving: Serving) -> Tools | None:
         if kind not in ("custom", None):
             text = f"tools must be custom, not {shown(kind)}"
             raise invalid("tools", text, "unsupported_parameter")
-        tools.append(read_function(value, "tools", "input_schema"))
+        tools.append(read_function(value, "input_schema"))
     choice = fields.tool_choice or ToolChoice()
     names: dict[str | None, str | None] = {"any": "required", "tool": choice.name}
-    return read_tools(
-        tools,
-        checked_choice(names.get(choice.type, choice.type), tools),
-        is_parallel=not choice.disable_parallel_tool_use,
-        place="tools",
-        serving=serving,
-    )
+    wanted = names.get(choice.type, choice.type)
+    return read_tools(tools, wanted, serving, is_parallel=not choice.disable_parallel_tool_use)
 
 
-def _read_prompt(fields: Prompt, serving: Serving, tools: Tools | None) -> tuple[list[int], bool]:
-    """Return the prompt, and whether the answer begins a text.
+def _thoughts(fields: Prompt) -> Thoughts:
+    """Return the thinking options; models that always think then think unseen.
 
-    Many templates take ``enable_thinking``; models that always think then think unseen.
+    Many templates take ``enable_thinking``.
     """
-    kind = _thinking(fields).type or "disabled"
+    thinking = fields.thinking or Thinking()
+    kind = thinking.type or "disabled"
     arguments = {} if kind == "adaptive" else {"enable_thinking": kind == "enabled"}
-    return encode_messages(_turns(fields), arguments, serving, tools)
-
-
-def _thinking(fields: Prompt) -> Thinking:
-    return fields.thinking or Thinking()
+    return Thoughts(arguments, thinking.budget_tokens, 1)
 
 
 def read(fields: Messages, serving: Serving) -> Ask:
-    choosing = read_choosing(fields, serving, fields.repetition_penalty)
-    tools = _read_tools(fields, serving)
-    prompt, begins_text = _read_prompt(fields, serving, tools)
-    return Ask(
-        prompts=[prompt],
-        choosing=choosing,
-        **fit([prompt], fields.max_tokens, serving, "messages"),
-        max_thoughts=_thinking(fields).budget_tokens,
+    return chat_ask(
+        serving,
+        _turns(fields),
+        most=fields.max_tokens,
+        thoughts=_thoughts(fields),
+        tools=_read_tools(fields, serving),
+        choosing=read_choosing(fields, serving, fields.repetition_penalty),
         stops=as_list(fields.stop_sequences),
-        begins_text=begins_text,
         is_stream=bool(fields.stream),
-        tools=tools,
-        constraint=tools_constraint(tools, None, serving),
-        shows_thoughts=_thinking(fields).type in ("enabled", "adaptive"),
+        shows_thoughts=(fields.thinking or Thinking()).type in ("enabled", "adaptive"),
     )
 
 
 def count_tokens(fields: Prompt, serving: Serving) -> dict[str, Any]:
-    return {"input_tokens": len(_read_prompt(fields, serving, _read_tools(fields, serving))[0])}
+    tools, arguments = _read_tools(fields, serving), _thoughts(fields).arguments
+    return {"input_tokens": len(encode_messages(_turns(fields), arguments, serving, tools)[0])}
 
 
-class MessagesForm(Form):
+class MessagesEncoder(Encoder):
+    prefix = "msg_"
+
     def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.name = f"msg_{os.urandom(12).hex()}"
-        self._serving = serving
-        self._has_thoughts = ask.shows_thoughts
+        super().__init__(ask, serving)
         self._n_blocks = 0  # begun
         self._open = ""  # kind of the open block; "": none
 
-    def _message(self, choices: Sequence[Choice], content: list[Any]) -> dict[str, Any]:
-        choice = choices[0]
+    def _message(self, content: list[Any]) -> dict[str, Any]:
+        choice = self.choices[0]
+        counts = usage(self.choices)
+        n_cached = counts["prompt_tokens_details"]["cached_tokens"]
+        n_thought = counts["completion_tokens_details"]["reasoning_tokens"]
         return {
             "id": self.name,
             "type": "message",
             "role": "assistant",
-            "model": self._serving.name,
+            "model": self.serving.name,
             "content": content,
             "stop_reason": _REASONS.get(choice.reason),
             "stop_sequence": choice.job.matcher.stopped_by,
-            "usage": self._usage(choices),
-        }
-
-    @staticmethod
-    def _usage(choices: Sequence[Choice]) -> dict[str, Any]:
-        counts = usage(choices, 1)
-        n_cached = counts["prompt_tokens_details"]["cached_tokens"]
-        return {
-            "input_tokens": counts["prompt_tokens"] - n_cached,
-            "cache_read_input_tokens": n_cached,
-            "cache_creation_input_tokens": 0,
-            "output_tokens": counts["completion_tokens"],
-            "output_tokens_details": {
-                "thinking_tokens": counts["completion_tokens_details"]["reasoning_tokens"]
+            "usage": {
+                "input_tokens": counts["prompt_tokens"] - n_cached,
+                "cache_read_input_tokens": n_cached,
+                "cache_creation_input_tokens": 0,
+                "output_tokens": counts["completion_tokens"],
+                "output_tokens_details": {"thinking_tokens": n_thought},
             },
         }
 
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        return [_event("message_start", message=self._message(choices, []))]
+    def begin(self) -> list[Sent]:
+        return [_event("message_start", message=self._message([]))]
 
     def _begin_block(self, block: dict[str, Any]) -> list[Sent]:
         sent = self._end_block()
@@ -232,20 +213,21 @@ class MessagesForm(Form):
         is_open, self._open = bool(self._open), ""
         return [_event("content_block_stop", index=self._n_blocks - 1)] if is_open else []
 
+    def _text(self, block: dict[str, Any], kind: str, **delta: str) -> list[Sent]:
+        """Return more text of a kind of block, which begins where another kind is open."""
+        sent = [] if self._open == block["type"] else self._begin_block(block)
+        return [*sent, self._delta(kind, **delta)]
+
     def _delta(self, kind: str, **delta: str) -> Sent:
         delta = {"type": kind, **delta}
         return _event("content_block_delta", index=self._n_blocks - 1, delta=delta)
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
         sent: list[Sent] = []
-        if event.reasoning and self._has_thoughts:
-            if self._open != "thinking":
-                sent += self._begin_block(_thoughts(""))
-            sent.append(self._delta("thinking_delta", thinking=event.reasoning))
+        if event.reasoning and self.ask.shows_thoughts:
+            sent += self._text(_thinking(""), "thinking_delta", thinking=event.reasoning)
         if event.text:
-            if self._open != "text":
-                sent += self._begin_block({"type": "text", "text": ""})
-            sent.append(self._delta("text_delta", text=event.text))
+            sent += self._text(_TEXT, "text_delta", text=event.text)
         for part in event.calls:
             if part.name:
                 sent += self._begin_block(_tool_use(part, {}))
@@ -253,12 +235,12 @@ class MessagesForm(Form):
                 sent.append(self._delta("input_json_delta", partial_json=part.arguments))
         return sent
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        sent = [] if self._n_blocks else self._begin_block({"type": "text", "text": ""})
+    def end(self, choice: Choice) -> list[Sent]:
+        sent = [] if self._n_blocks else self._begin_block(_TEXT)
         return sent + self._end_block()
 
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        message = self._message(choices, [])
+    def finish(self) -> list[Sent]:
+        message = self._message([])
         delta = {name: message[name] for name in ("stop_reason", "stop_sequence")}
         last = _event("message_delta", delta=delta, usage=message["usage"])
         return [last, _event("message_stop")]
@@ -266,17 +248,20 @@ class MessagesForm(Form):
     def fail(self, problem: Problem) -> list[Sent]:
         return [("error", problem_body(problem))]
 
-    def whole(self, choices: Sequence[Choice]) -> object:
-        choice = choices[0]
-        thoughts = choice.reasoning if self._has_thoughts else ""
-        blocks = [_thoughts(thoughts)] if thoughts else []
+    def whole(self) -> object:
+        (choice,) = self.choices
+        thoughts = choice.reasoning if self.ask.shows_thoughts else ""
+        blocks = [_thinking(thoughts)] if thoughts else []
         if choice.text or not (thoughts or choice.calls):
-            blocks.append({"type": "text", "text": choice.text})
+            blocks.append({**_TEXT, "text": choice.text})
         blocks += [_tool_use(call, call.values()) for call in choice.calls]
-        return self._message(choices, blocks)
+        return self._message(blocks)
 
 
-def _thoughts(text: str) -> dict[str, Any]:
+_TEXT = {"type": "text", "text": ""}
+
+
+def _thinking(text: str) -> dict[str, Any]:
     return {"type": "thinking", "thinking": text, "signature": ""}
 
 
@@ -288,7 +273,7 @@ def _event(kind: str, **more: Any) -> Sent:
     return kind, {"type": kind, **more}
 
 
-ENDPOINTS = (
-    Endpoint("/v1/messages", "answer, in the form of Anthropic", Messages, read, MessagesForm),
-    Endpoint("/v1/messages/count_tokens", "how many tokens messages have", Prompt, count_tokens),
+ROUTES = (
+    Route("/v1/messages", "answer, in the form of Anthropic", Messages, read, MessagesEncoder),
+    Route("/v1/messages/count_tokens", "how many tokens messages have", Prompt, count_tokens),
 )

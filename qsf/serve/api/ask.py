@@ -86,13 +86,7 @@ class Sampling(Part):
         "xtc_probability": "use a higher temperature with min_p, or 0, which is off",
         "dry_multiplier": "use frequency_penalty or repetition_penalty, or 0, which is off",
     }
-    OFF: ClassVar[Mapping[str, Any]] = {
-        "typical_p": 1,
-        "tfs_z": 1,
-        "mirostat": 0,
-        "xtc_probability": 0,
-        "dry_multiplier": 0,
-    }
+    OFF: ClassVar[Mapping[str, Any]] = {"typical_p": 1, "tfs_z": 1}
 
     temperature: Annotated[float, _RANGES["temperature"]] | None = None
     top_k: Annotated[int, within(Whole(NO_LIMIT))] | None = None
@@ -152,14 +146,13 @@ class Ask:
     prompts: list[list[int]]
     choosing: Choosing
     max_tokens: int
-    stops: Sequence[str]
+    stops: Sequence[str] = ()
     max_thoughts: int | None = None  # tokens after which thoughts are ended
     is_cut: bool = False  # max_tokens was reduced to what fits in the context
     n: int = 1
     begins_text: bool = False
     ignores_end: bool = False
     is_stream: bool = False
-    is_lines: bool = False  # the stream has lines of JSON instead of events
     has_usage: bool = False
     has_progress: bool = False
     has_timings: bool = False
@@ -270,18 +263,19 @@ class Thoughts:
         return None if self.share == 1 else int(self.share * max_tokens)
 
 
-def read_thoughts(effort: str | None, serving: Serving, budget: int | None) -> Thoughts:
+def read_thoughts(
+    effort: str | None, serving: Serving, budget: int | None, given: Mapping[str, Any] | None = None
+) -> Thoughts:
     """Return how much thinking is requested: an effort, or a budget.
 
-    If the chat template takes no effort, thoughts get a share of the answer's tokens instead.
+    ``given`` are arguments of the chat template. If it takes no effort, thoughts get a share of the
+    answer's tokens instead.
     """
-    if effort is None:
-        return Thoughts({}, budget, 1)
+    arguments: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    arguments |= {"enable_thinking": False} if effort == "none" else {}
     knows_it = "reasoning_effort" in serving.model.chat_template.source
-    arguments: dict[str, Any] = {"reasoning_effort": effort}
-    if effort == "none":
-        arguments["enable_thinking"] = False
-    return Thoughts(arguments, budget, 1 if knows_it else _SHARES.get(effort, 1))
+    share = 1 if effort is None or knows_it else _SHARES.get(effort, 1)
+    return Thoughts({**arguments, **(given or {})}, budget, share)
 
 
 def one_of(**values: Any) -> Any:
@@ -400,59 +394,58 @@ def too_long(error: QsfError, name: str) -> Problem:
 
 
 def make_jobs(
-    request: Ask,
+    ask: Ask,
     serving: Serving,
-    sink: Callable[[int, Event], None],
+    sink: Callable[[Job, Event], None],
     *,
     owner: str,
     name: str,
     max_seconds: float | None,
 ) -> list[Job]:
     """Return the jobs: the choices of the first prompt, then those of the second, and so on."""
-    model = serving.model
-    end_ids = frozenset() if request.ignores_end else model.end_ids
-    if request.is_infill and not request.ignores_end:
+    model, tools = serving.model, ask.tools
+    end_ids = frozenset() if ask.ignores_end else model.end_ids
+    if ask.is_infill and not ask.ignores_end:
         end_ids |= infill_end_ids(model.tokenizer)
     jobs = []
-    for index in range(len(request.prompts) * request.n):
-        how = request.choosing
-        seed = (how.seed + index % request.n) % 2**64
-        prompt = request.prompts[index // request.n]
+    for index in range(len(ask.prompts) * ask.n):
+        seed = (ask.choosing.seed + index % ask.n) % 2**64
+        prompt = ask.prompts[index // ask.n]
         decoder = answer_decoder(
             model.tokenizer,
-            begins_text=request.begins_text,
-            functions=() if request.tools is None else request.tools.names,
+            begins_text=ask.begins_text,
+            functions=() if tools is None else tools.names,
             # A constraint starts with the first token, so the answer has no reasoning.
-            prompt=prompt if request.constraint is None else (),
+            prompt=prompt if ask.constraint is None else (),
         )
-        constraint: Any = None if request.constraint is None else request.constraint.copy()
+        constraint: Any = None if ask.constraint is None else ask.constraint.copy()
         reader = None
-        if request.tools is not None:
-            decoder = request.tools.decoder(decoder)
-            reader = request.tools.reader()
-            if request.tools.strict and constraint is None:
-                constraint = ArgumentsConstraint(request.tools.strict, reader)
-        if request.max_thoughts is not None and request.constraint is None:
+        if tools is not None:
+            decoder, reader = tools.decoder(decoder), tools.reader()
+            if tools.strict and constraint is None:
+                constraint = ArgumentsConstraint(tools.strict, reader)
+        if ask.max_thoughts is not None and ask.constraint is None:
             n_vocab = model.info.n_vocab
-            constraint = ThoughtsLimit(decoder, request.max_thoughts, n_vocab, constraint)
+            constraint = ThoughtsLimit(decoder, ask.max_thoughts, n_vocab, constraint)
         jobs.append(
             Job(
                 prompt=array("I", prompt),
-                choosing=replace(how, seed=seed),
-                max_tokens=request.max_tokens,
+                choosing=replace(ask.choosing, seed=seed),
+                max_tokens=ask.max_tokens,
                 decoder=decoder,
-                matcher=StopMatcher(request.stops),
+                matcher=StopMatcher(ask.stops),
                 end_ids=end_ids,
-                sink=lambda _job, event, index=index: sink(index, event),  # type: ignore[misc]
+                sink=sink,
+                index=index,
                 owner=owner,
-                salt=f"{owner} {request.salt}".strip(),
+                salt=f"{owner} {ask.salt}".strip(),
                 name=name,
                 max_seconds=max_seconds,
-                wants_progress=request.has_progress,
+                wants_progress=ask.has_progress,
                 constraint=constraint,
                 reader=reader,
-                wants_scores=request.wants_scores,
-                reading=request.reading,
+                wants_scores=ask.wants_scores,
+                reading=ask.reading,
             )
         )
     return jobs

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar
 
@@ -11,10 +10,10 @@ from msgspec import Meta
 
 from qsf.passes import Chosen
 from qsf.serve.api import openai
-from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, timings
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings
 from qsf.serve.api.ask import AnyTokens, Ask, Repetition, Top, one_of, read_infill
+from qsf.serve.api.openai import scored_tokens
 from qsf.serve.http.body import Part
-from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.request import JsonSchema, ResponseFormat
@@ -87,50 +86,38 @@ def _read(fields: Completion, serving: Serving, prompt: Any) -> Ask:
     return openai.complete(fields, serving, prompt, -1 if most is None else most, repetition)
 
 
-class CompletionForm(Form):
-    def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.name = f"completion-{time.time_ns():x}"
-        self._ask, self._serving = ask, serving
+class CompletionEncoder(Encoder):
+    prefix = "completion-"
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
-        times = {"timings": timings([choice])} if self._ask.has_timings else {}
-        piece = {"index": index, "content": event.text, "tokens": [], "stop": False, **times}
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
+        times = {"timings": timings([choice])} if self.ask.has_timings else {}
+        piece = {"index": choice.index, "content": event.text, "tokens": [], "stop": False, **times}
         return [("", {**piece, **self._probabilities(event.tokens)})] if event.text else []
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        return [("", {**self._entry(index, choice), "content": ""})]
+    def end(self, choice: Choice) -> list[Sent]:
+        return [("", {**self._entry(choice), "content": ""})]
 
-    def fail(self, problem: Problem) -> list[Sent]:
-        return [("", problem.body())]
-
-    def whole(self, choices: Sequence[Choice]) -> Any:
+    def whole(self) -> Any:
         """Return the whole text; for several prompts a list."""
-        entries = [self._entry(i, choice) for i, choice in enumerate(choices)]
+        entries = [self._entry(choice) for choice in self.choices]
         return entries[0] if len(entries) == 1 else entries
 
     def _probabilities(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
         """Return the tokens with their log-probabilities, if ``n_probs`` asks for them."""
-        tokenizer = self._serving.model.tokenizer
+        if not self.ask.choosing.has_logprob:
+            return {}
+        tokenizer = self.serving.model.tokenizer
+        return {"completion_probabilities": scored_tokens(tokens, tokenizer, has_ids=True)}
 
-        def entry(token: int, logprob: float | None) -> dict[str, Any]:
-            return {"id": token, **openai.token_entry(token, logprob or 0.0, tokenizer)}
-
-        entries = [
-            {**entry(one.token, one.logprob), "top_logprobs": [entry(*other) for other in one.top]}
-            for one in tokens
-        ]
-        has_logprob = self._ask.choosing.has_logprob
-        return {"completion_probabilities": entries} if has_logprob else {}
-
-    def _entry(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _entry(self, choice: Choice) -> dict[str, Any]:
         job = choice.job
         return {
             **self._probabilities(choice.tokens),
-            "index": index,
+            "index": choice.index,
             "content": choice.text,
             "tokens": [],
             "id_slot": job.slot,
-            "model": self._serving.name,
+            "model": self.serving.name,
             "stop": True,
             "stop_type": _STOPS.get(choice.reason, "none"),
             "stopping_word": job.matcher.stopped_by or "",
@@ -143,7 +130,7 @@ class CompletionForm(Form):
         }
 
 
-ENDPOINTS = (
-    Endpoint("/completion", "continue a text", Completion, read_completion, CompletionForm),
-    Endpoint("/infill", "write between two texts", Infill, read_infill_request, CompletionForm),
+ROUTES = (
+    Route("/completion", "continue a text", Completion, read_completion, CompletionEncoder),
+    Route("/infill", "write between two texts", Infill, read_infill_request, CompletionEncoder),
 )

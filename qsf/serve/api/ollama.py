@@ -16,7 +16,7 @@ from msgspec import Meta
 from qsf.errors import shown
 from qsf.options import Whole
 from qsf.serve.api import vectors
-from qsf.serve.api.answering import Choice, Endpoint, Form, Sent
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent
 from qsf.serve.api.ask import (
     MAX_MESSAGES,
     Ask,
@@ -34,7 +34,7 @@ from qsf.serve.api.ask import (
     read_thoughts,
     texts_or_ids,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask
 from qsf.serve.http.body import DURATION, Duration, Part, within
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from qsf.serve.hosts import Host, Hosts
     from qsf.serve.tools.call_reader import CallPart
 
+LINES = "application/x-ndjson"
 _LAST = 10_981_785_600.0  # the year 2318, as ollama has it: the model stays as long as the server
 # A client loads the model by a request without messages or prompt. This replaces the missing field,
 # so that the rest of the request is checked.
@@ -150,49 +151,53 @@ class Pull(Part):
     stream: bool | None = None
 
 
-def _ask(
-    fields: Generated,
-    serving: Serving,
-    prompts: list[list[int]],
-    thoughts: Thoughts,
-    tools: Tools | None = None,
-    *,
-    is_chat: bool,
-    has_logprob: bool = False,
-    n_top: int = 0,
-) -> Ask:
+def _shared(
+    fields: Generated, serving: Serving, *, has_logprob: bool = False, n_top: int = 0
+) -> dict[str, Any]:
+    """Return the fields of an ``Ask`` that need no prompt."""
     options = fields.options or Options()
-    most = None if options.num_predict in (-1, -2) else options.num_predict
-    if is_chat:
-        most_tokens(most, "options.num_predict")
-    form = None
+    return {
+        "choosing": read_choosing(
+            options,
+            serving,
+            options.repeat_penalty,
+            n_top=n_top,
+            has_logprob=has_logprob,
+            place="options.",
+        ),
+        "stops": as_list(options.stop),
+        "is_stream": fields.stream is not False,
+        "keep_seconds": _seconds(fields.keep_alive),
+        "shows_thoughts": fields.think is not False,
+    }
+
+
+def _most(fields: Generated) -> int | None:
+    most = None if fields.options is None else fields.options.num_predict
+    return None if most in (-1, -2) else most
+
+
+def _form(fields: Generated) -> AnswerForm | None:
     if isinstance(fields.format, dict):
-        form = AnswerForm("json", fields.format, "format")
-    elif fields.format == "json":
-        form = AnswerForm("json", {"type": "object"}, "format")
-    elif fields.format:
+        return AnswerForm("json", fields.format, "format")
+    if fields.format == "json":
+        return AnswerForm("json", {"type": "object"}, "format")
+    if fields.format:
         raise invalid("format", f"format must be json or a schema, not {shown(fields.format)}")
-    choosing = read_choosing(
-        options,
+    return None
+
+
+def _chat_ask(
+    fields: Generated, serving: Serving, turns: list[Any], tools: Tools | None = None, **more: Any
+) -> Ask:
+    return chat_ask(
         serving,
-        options.repeat_penalty,
-        n_top=n_top,
-        has_logprob=has_logprob,
-        place="options.",
-    )
-    room = fit(prompts, most, serving, "messages" if is_chat else "prompt")
-    return Ask(
-        prompts=prompts,
-        choosing=choosing,
-        **room,
-        max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=as_list(options.stop),
-        is_stream=fields.stream is not False,
-        is_lines=True,
+        turns,
+        most=most_tokens(_most(fields), "options.num_predict"),
+        thoughts=_thoughts(fields, serving),
         tools=tools,
-        constraint=tools_constraint(tools, form, serving),
-        keep_seconds=_seconds(fields.keep_alive),
-        shows_thoughts=fields.think is not False,
+        form=_form(fields),
+        **_shared(fields, serving, **more),
     )
 
 
@@ -216,20 +221,9 @@ def read_chat(fields: Chat, serving: Serving) -> Ask:
         raise invalid("top_logprobs", text)
     turns = [_turn(turn) for turn in fields.messages or ()]
     tools = read_chat_tools(fields.tools, None, None, serving)
-    thoughts = _thoughts(fields, serving)
     messages = chat_turns(turns or [{"role": "user", "content": _ANY_TEXT}])
-    prompt, begins_text = encode_messages(messages, thoughts.arguments, serving, tools)
-    ask = _ask(
-        fields,
-        serving,
-        [prompt],
-        thoughts,
-        tools,
-        is_chat=True,
-        has_logprob=bool(fields.logprobs),
-        n_top=fields.top_logprobs or 0,
-    )
-    ask.begins_text = begins_text
+    scores = {"has_logprob": bool(fields.logprobs), "n_top": fields.top_logprobs or 0}
+    ask = _chat_ask(fields, serving, messages, tools, **scores)
     ask.prompts = ask.prompts if turns else []
     return ask
 
@@ -250,19 +244,22 @@ def read_generate(fields: Generate, serving: Serving) -> Ask:
     is_loading = not fields.prompt and not fields.suffix
     text = _ANY_TEXT if is_loading else fields.prompt or ""
     is_raw = fields.raw or fields.suffix or serving.model.chat_template.is_plain
-    thoughts = Thoughts({}, None, 1) if is_raw else _thoughts(fields, serving)
-    begins_text = False
-    if fields.suffix:
-        prompt = read_infill(serving, text, fields.suffix, (), "prompt")
-    elif is_raw:
+    if is_raw:
         whole = f"{fields.system}\n{text}" if fields.system else text
-        (prompt,) = read_prompts(whole, serving, "prompt", 1)
+        if fields.suffix:
+            prompts = [read_infill(serving, text, fields.suffix, (), "prompt")]
+        else:
+            prompts = read_prompts(whole, serving, "prompt", 1)
+        ask = Ask(
+            prompts=prompts,
+            **fit(prompts, _most(fields), serving, "prompt"),
+            constraint=tools_constraint(None, _form(fields), serving),
+            is_infill=bool(fields.suffix),
+            **_shared(fields, serving),
+        )
     else:
         turns = [{"role": "system", "content": fields.system}] if fields.system else []
-        turns.append({"role": "user", "content": text})
-        prompt, begins_text = encode_messages(turns, thoughts.arguments, serving)
-    ask = _ask(fields, serving, [prompt], thoughts, is_chat=not is_raw)
-    ask.begins_text, ask.is_infill = begins_text, bool(fields.suffix)
+        ask = _chat_ask(fields, serving, [*turns, {"role": "user", "content": text}])
     ask.prompts = [] if is_loading else ask.prompts
     return ask
 
@@ -286,7 +283,7 @@ def _embed(
         dimensions=dimensions,
     )
     ask = vectors.read_embeddings(body, serving, name)
-    ask.keep_seconds, ask.is_lines = _seconds(fields.keep_alive), True
+    ask.keep_seconds = _seconds(fields.keep_alive)
     ask.prompts = [] if is_loading else ask.prompts
     return ask
 
@@ -303,52 +300,50 @@ def _expires(host: Host) -> float:
     return time.time() + host.keep_seconds - (0 if host.n_users else time.monotonic() - host.used)
 
 
-class _Form(Form):
+class _Ollama(Encoder):
+    prefix = "ollama-"
+    kind = LINES
+
     def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.name = f"ollama-{time.time_ns():x}"
-        self.ask = ask
-        self.serving = serving
+        super().__init__(ask, serving)
         self._started = time.perf_counter_ns()
 
-    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+    def _content(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _thoughts(self, text: str) -> str:
-        return text if self.ask.shows_thoughts else ""
+    def _line(
+        self, text: str = "", thoughts: str = "", calls: Sequence[CallPart] = ()
+    ) -> dict[str, Any]:
+        content = self._content(text, thoughts if self.ask.shows_thoughts else "", calls)
+        return {"model": self.serving.name, "created_at": _stamp(), **content, "done": False}
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
         """Return a piece of the answer; a call is sent whole, at its end."""
-        thoughts = self._thoughts(event.reasoning)
-        if not (event.text or thoughts):
-            return []
-        return [("", {**self._line(event.text, thoughts, ()), "done": False})]
+        is_seen = event.text or (event.reasoning and self.ask.shows_thoughts)
+        return [("", self._line(event.text, event.reasoning))] if is_seen else []
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        if not choice.calls:
-            return []
-        return [("", {**self._line("", "", choice.calls), "done": False})]
+    def end(self, choice: Choice) -> list[Sent]:
+        return [("", self._line(calls=choice.calls))] if choice.calls else []
 
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        return [("", {**self._line("", "", ()), **self._facts(choices)})]
+    def finish(self) -> list[Sent]:
+        return [("", {**self._line(), **self._facts()})]
 
     def fail(self, problem: Problem) -> list[Sent]:
         return [("", problem_body(problem))]
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        if not choices:
-            return {**self._line("", "", ()), **self._facts(choices)}
-        choice = choices[0]
-        thoughts = self._thoughts(choice.reasoning)
-        return {**self._line(choice.text, thoughts, choice.calls), **self._facts(choices)}
+    def whole(self) -> dict[str, Any]:
+        texts = ((choice.text, choice.reasoning, choice.calls) for choice in self.choices)
+        return {**self._line(*next(texts, ())), **self._facts()}
 
-    def _facts(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        if not choices:
+    def _facts(self) -> dict[str, Any]:
+        if not self.choices:
             reason = "load" if self.ask.keep_seconds != 0 else "unload"
             return {"done": True, "done_reason": reason}
-        job = choices[0].job
+        (choice,) = self.choices
+        job = choice.job
         return {
             "done": True,
-            "done_reason": _REASONS[choices[0].reason],
+            "done_reason": _REASONS[choice.reason],
             "total_duration": time.perf_counter_ns() - self._started,
             "load_duration": 0,
             "prompt_eval_count": job.n_prompt,
@@ -358,8 +353,8 @@ class _Form(Form):
         }
 
 
-class ChatForm(_Form):
-    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
+class ChatEncoder(_Ollama):
+    def _content(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if thoughts:
             message["thinking"] = thoughts
@@ -367,27 +362,26 @@ class ChatForm(_Form):
             message["tool_calls"] = [
                 {"function": {"name": call.name, "arguments": call.values()}} for call in calls
             ]
-        return {"model": self.serving.name, "created_at": _stamp(), "message": message}
+        return {"message": message}
 
 
-class GenerateForm(_Form):
-    def _line(self, text: str, thoughts: str, calls: Sequence[CallPart]) -> dict[str, Any]:
-        line = {"model": self.serving.name, "created_at": _stamp(), "response": text}
-        return {**line, "thinking": thoughts} if thoughts else line
+class GenerateEncoder(_Ollama):
+    def _content(self, text: str, thoughts: str, _calls: Sequence[CallPart]) -> dict[str, Any]:
+        return {"response": text, **({"thinking": thoughts} if thoughts else {})}
 
 
-class EmbedForm(vectors.EmbeddingsForm):
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+class EmbedEncoder(vectors.EmbeddingsEncoder):
+    def whole(self) -> dict[str, Any]:
         return {
-            "model": self.model,
-            "embeddings": [self.vector(choice) for choice in choices],
-            "prompt_eval_count": self.usage(choices)["prompt_tokens"],
+            "model": self.serving.name,
+            "embeddings": [self.vector(choice) for choice in self.choices],
+            "prompt_eval_count": self.usage()["prompt_tokens"],
         }
 
 
-class EmbeddingForm(vectors.EmbeddingsForm):
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return {"embedding": self.vector(choices[0]) if choices else []}
+class EmbeddingEncoder(vectors.EmbeddingsEncoder):
+    def whole(self) -> dict[str, Any]:
+        return {"embedding": self.vector(self.choices[0]) if self.choices else []}
 
 
 # ---- the model ----
@@ -485,10 +479,12 @@ def show(_fields: Show, serving: Serving) -> dict[str, Any]:
     }
 
 
-ENDPOINTS = (
-    Endpoint("/api/chat", "answer messages", Chat, read_chat, ChatForm),
-    Endpoint("/api/generate", "answer or continue a text", Generate, read_generate, GenerateForm),
-    Endpoint("/api/embed", "a vector for each text", Embed, read_embed, EmbedForm),
-    Endpoint("/api/embeddings", "the vector of a text", Embedding, read_embedding, EmbeddingForm),
-    Endpoint("/api/show", "what the model is", Show, show),
+_GENERATE = (Generate, read_generate, GenerateEncoder)
+_EMBEDDING = (Embedding, read_embedding, EmbeddingEncoder)
+ROUTES = (
+    Route("/api/chat", "answer messages", Chat, read_chat, ChatEncoder),
+    Route("/api/generate", "answer or continue a text", *_GENERATE),
+    Route("/api/embed", "a vector for each text", Embed, read_embed, EmbedEncoder),
+    Route("/api/embeddings", "the vector of a text", *_EMBEDDING),
+    Route("/api/show", "what the model is", Show, show),
 )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -14,7 +13,7 @@ from msgspec import Meta
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
 from qsf.options import Keywords, Whole
 from qsf.passes import Chosen
-from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, timings, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings, usage
 from qsf.serve.api.ask import (
     AnyTokens,
     Ask,
@@ -35,11 +34,12 @@ from qsf.serve.api.ask import (
     too_long,
 )
 from qsf.serve.http.body import Part, within
-from qsf.serve.http.problems import Problem, invalid
+from qsf.serve.http.problems import invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import (
+    AnswerForm,
     ResponseFormat,
     Tools,
     chat_turns,
@@ -139,14 +139,11 @@ class Completion(Common, kw_only=True):
     best_of: _Choices | None = None
 
 
-def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict[str, Any]:
+def common(fields: Common, serving: Serving) -> dict[str, Any]:
     """Return the fields of an ``Ask`` that need no prompt."""
     n = fields.n or 1
     if n > serving.most_choices:
         raise invalid("n", f"n is {n}, and this server makes {serving.most_choices} at a time")
-    form = read_form(
-        fields.response_format, "response_format", fields.structured_outputs, fields.grammar
-    )
     return {
         "is_stream": bool(fields.stream),
         "has_usage": fields.stream_options is not None and fields.stream_options.include_usage,
@@ -155,54 +152,82 @@ def common(fields: Common, serving: Serving, tools: Tools | None = None) -> dict
         "has_pings": fields.sse_ping is not False,
         "ignores_end": bool(fields.ignore_eos),
         "salt": "" if fields.cache_salt is None else f"salt {fields.cache_salt}",
-        "tools": tools,
-        "constraint": tools_constraint(tools, form, serving),
         "stops": as_list(fields.stop),
         "n": n,
     }
 
 
+def _form(fields: Common) -> AnswerForm | None:
+    wanted = fields.response_format
+    return read_form(wanted, "response_format", fields.structured_outputs, fields.grammar)
+
+
 def read_chat(fields: Chat, serving: Serving) -> Ask:
-    tools = fields.read_tools(serving)
-    shared = common(fields, serving, tools)
     n_top = fields.top_logprobs or 0
     if n_top and not fields.logprobs:
         raise invalid("top_logprobs", f"top_logprobs is {n_top}, and logprobs is not true")
-    choosing = read_choosing(
-        fields,
-        serving,
-        fields.repetition_penalty,
-        n_top=n_top,
-        has_logprob=bool(fields.logprobs),
-    )
     most = one_of(max_completion_tokens=fields.max_completion_tokens, max_tokens=fields.max_tokens)
-    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
-    most_tokens(most, name)
-    prompt, begins_text, thoughts = read_turns(fields, fields.messages, serving, tools)
-    room = fit([prompt], most, serving, "messages")
+    return chat_ask(
+        serving,
+        chat_turns(fields.messages),
+        most=most_tokens(
+            most, "max_completion_tokens" if fields.max_tokens is None else "max_tokens"
+        ),
+        thoughts=_thoughts(fields, serving),
+        tools=fields.read_tools(serving),
+        form=_form(fields),
+        choosing=read_choosing(
+            fields,
+            serving,
+            fields.repetition_penalty,
+            n_top=n_top,
+            has_logprob=bool(fields.logprobs),
+        ),
+        **common(fields, serving),
+    )
+
+
+def chat_ask(
+    serving: Serving,
+    turns: list[Any],
+    *,
+    most: int | None,
+    thoughts: Thoughts,
+    tools: Tools | None = None,
+    form: AnswerForm | None = None,
+    name: str = "messages",
+    **more: Any,
+) -> Ask:
+    """Return the request to answer the messages of field ``name``, whatever API it came by.
+
+    ``more`` are further fields of ``Ask``. Raises Problem.
+    """
+    prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, name)
+    room = fit([prompt], most, serving, name)
     return Ask(
         prompts=[prompt],
-        choosing=choosing,
         **room,
         max_thoughts=thoughts.most(room["max_tokens"]),
         begins_text=begins_text,
-        **shared,
+        tools=tools,
+        constraint=tools_constraint(tools, form, serving),
+        **more,
     )
 
 
-def read_turns(
-    fields: Templated, messages: list[Any], serving: Serving, tools: Tools | None
-) -> tuple[list[int], bool, Thoughts]:
-    """Return the prompt for ``messages``, whether the answer begins a text, and the thinking
-    options.
-    """
+def chat_tokens(fields: Templated, messages: list[Any], serving: Serving) -> list[int]:
+    """Return the prompt that a chat with these fields has."""
+    arguments = _thoughts(fields, serving).arguments
+    return encode_messages(chat_turns(messages), arguments, serving, fields.read_tools(serving))[0]
+
+
+def _thoughts(fields: Templated, serving: Serving) -> Thoughts:
+    """Return the thinking options, with the other arguments of the chat template."""
     budget = one_of(
         thinking_budget_tokens=fields.thinking_budget_tokens,
         thinking_token_budget=fields.thinking_token_budget,
     )
-    thoughts = read_thoughts(fields.reasoning_effort, serving, budget)
-    arguments = {**thoughts.arguments, **template_values(fields)}
-    return *encode_messages(chat_turns(messages), arguments, serving, tools), thoughts
+    return read_thoughts(fields.reasoning_effort, serving, budget, template_values(fields))
 
 
 def template_values(fields: Templated) -> dict[str, Any]:
@@ -285,6 +310,7 @@ def complete(
         prompts=prompts,
         choosing=choosing,
         **fit(prompts, most, serving, "prompt"),
+        constraint=tools_constraint(None, _form(fields), serving),
         wants_scores=bool(fields.echo) and has_logprob,
         has_echo=bool(fields.echo),
         **shared,
@@ -294,15 +320,12 @@ def complete(
 # ---- answers ----
 
 
-class _OpenAiForm(Form):
-    stream_object = ""
+class _OpenAi(Encoder):
     object = ""
-    prefix = ""
+    stream_object = ""
 
     def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.ask = ask
-        self.serving = serving
-        self.name = f"{self.prefix}-{os.urandom(12).hex()}"
+        super().__init__(ask, serving)
         self._base = {
             "id": self.name,
             "created": int(time.time()),
@@ -316,43 +339,53 @@ class _OpenAiForm(Form):
             value.setdefault("usage", None)
         return "", value
 
+    def _part(
+        self,
+        choice: Choice,
+        content: dict[str, Any],
+        logprobs: Any = None,
+        reason: str | None = None,
+        **more: Any,
+    ) -> Sent:
+        """Return a part of a choice."""
+        entry = {"index": choice.index, **content, "logprobs": logprobs, "finish_reason": reason}
+        return self._chunk([entry], **more)
+
     def _times(self, choice: Choice) -> dict[str, Any]:
         return {"timings": timings([choice])} if self.ask.has_timings else {}
 
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        events = []
-        if self.ask.has_usage:
-            events.append(
-                self._chunk([], usage=usage(choices, self.ask.n), timings=timings(choices))
-            )
-        return [*events, ("", "[DONE]")]
+    def _numbers(self) -> dict[str, Any]:
+        return {"usage": usage(self.choices, self.ask.n), "timings": timings(self.choices)}
 
-    def fail(self, problem: Problem) -> list[Sent]:
-        return [("", problem.body())]
+    def finish(self) -> list[Sent]:
+        numbers = [self._chunk([], **self._numbers())] if self.ask.has_usage else []
+        return [*numbers, ("", "[DONE]")]
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        return {
-            **self._base,
-            "object": self.object,
-            "choices": [self._whole_choice(i, choice) for i, choice in enumerate(choices)],
-            "usage": usage(choices, self.ask.n),
-            "timings": timings(choices),
-        }
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            {
+                "index": choice.index,
+                **self._content(choice),
+                "finish_reason": _REASONS[choice.reason],
+            }
+            for choice in self.choices
+        ]
+        return {**self._base, "object": self.object, "choices": choices, **self._numbers()}
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
+    def _content(self, choice: Choice) -> dict[str, Any]:
         raise NotImplementedError
 
 
-class ChatForm(_OpenAiForm):
-    stream_object = "chat.completion.chunk"
+class ChatEncoder(_OpenAi):
     object = "chat.completion"
-    prefix = "chatcmpl"
+    stream_object = "chat.completion.chunk"
+    prefix = "chatcmpl-"
 
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+    def begin(self) -> list[Sent]:
         delta = {"role": "assistant", "content": ""}
-        return [self._delta(index, delta) for index in range(len(choices))]
+        return [self._part(choice, {"delta": delta}) for choice in self.choices]
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
         if event.n_done:
             job = choice.job
             progress = {"total": job.n_prompt, "cache": job.n_cached, "processed": event.n_done}
@@ -364,53 +397,25 @@ class ChatForm(_OpenAiForm):
             delta["content"] = event.text
         if event.calls:
             delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in event.calls]
-        return [self._delta(index, delta, event.tokens, **self._times(choice))]
+        logprobs = self._logprobs(event.tokens) if event.tokens else None
+        return [self._part(choice, {"delta": delta}, logprobs, **self._times(choice))]
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        return [self._delta(index, {}, reason=_REASONS[choice.reason])]
+    def end(self, choice: Choice) -> list[Sent]:
+        return [self._part(choice, {"delta": {}}, reason=_REASONS[choice.reason])]
 
-    def _delta(
-        self,
-        index: int,
-        delta: dict[str, Any],
-        tokens: Sequence[Chosen] = (),
-        reason: str | None = None,
-        **more: Any,
-    ) -> Sent:
-        logprobs = self._logprobs(tokens) if tokens else None
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk([choice], **more)
-
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        has_logprob = self.ask.choosing.has_logprob
-        message: dict[str, Any] = {
-            "role": "assistant",
-            "content": choice.text,
-            "refusal": None,
-        }
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.reasoning:
             message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = [_call(call) for call in choice.calls]
-        return {
-            "index": index,
-            "message": message,
-            "logprobs": self._logprobs(choice.tokens) if has_logprob else None,
-            "finish_reason": _REASONS[choice.reason],
-        }
+        has_logprob = self.ask.choosing.has_logprob
+        logprobs = self._logprobs(choice.tokens) if has_logprob else None
+        return {"message": message, "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[Chosen]) -> dict[str, Any]:
-        tokenizer = self.serving.model.tokenizer
-        entries = [
-            {
-                **token_entry(chosen.token, chosen.logprob or 0.0, tokenizer),
-                "top_logprobs": [
-                    token_entry(*alternative, tokenizer) for alternative in chosen.top
-                ],
-            }
-            for chosen in tokens
-        ]
+        entries = scored_tokens(tokens, self.serving.model.tokenizer)
         return {"content": entries, "refusal": None}
 
 
@@ -422,113 +427,100 @@ def _call(part: CallPart) -> dict[str, Any]:
     return {"id": part.id, "type": "function", "function": function}
 
 
-def token_entry(token: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    data = tokenizer.token_bytes(token, skip_special=False)
-    return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+def scored_tokens(
+    tokens: Sequence[Chosen], tokenizer: Tokenizer, *, has_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Return tokens with their log-probabilities and those of the most probable ones."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token, skip_special=False)
+        text = data.decode("utf-8", "replace")
+        value = {"token": text, "logprob": logprob or 0.0, "bytes": list(data)}
+        return {"id": token, **value} if has_ids else value
+
+    return [
+        {
+            **entry(chosen.token, chosen.logprob),
+            "top_logprobs": [entry(*other) for other in chosen.top],
+        }
+        for chosen in tokens
+    ]
 
 
-class TextForm(_OpenAiForm):
-    stream_object = "text_completion"
-    object = "text_completion"
-    prefix = "cmpl"
+class TextEncoder(_OpenAi):
+    object = stream_object = "text_completion"
+    prefix = "cmpl-"
 
-    def __init__(self, ask: Ask, serving: Serving) -> None:
-        super().__init__(ask, serving)
-        self._begun: set[int] = set()  # choices whose prompt was sent with its log-probabilities
-
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
+    def begin(self) -> list[Sent]:
         if not self.ask.has_echo or self.ask.wants_scores:
             return []
-        return [self._text(i, self._echo(i)) for i in range(len(choices))]
+        return [self._part(choice, {"text": self._echo(choice)}) for choice in self.choices]
 
-    def _begin_scored(self, index: int, choice: Choice) -> list[Sent]:
+    def _begin_scored(self, choice: Choice) -> list[Sent]:
         """Return the prompt with its log-probabilities, once for each choice."""
-        if not self.ask.wants_scores or index in self._begun:
+        if not self.ask.wants_scores or choice.is_echoed:
             return []
-        self._begun.add(index)
-        entry = {
-            "index": index,
-            "text": self._echo(index),
-            "logprobs": self._logprobs((), choice),
-            "finish_reason": None,
-        }
-        return [self._chunk([entry])]
+        choice.is_echoed = True
+        return [self._part(choice, {"text": self._echo(choice)}, self._logprobs((), choice))]
 
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
         if event.n_done:
             return []
-        sent = self._begin_scored(index, choice)
-        return [*sent, self._text(index, event.text, event.tokens, **self._times(choice))]
+        logprobs = self._logprobs(event.tokens) if event.tokens else None
+        part = self._part(choice, {"text": event.text}, logprobs, **self._times(choice))
+        return [*self._begin_scored(choice), part]
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
-        sent = self._begin_scored(index, choice)
-        return [*sent, self._text(index, "", reason=_REASONS[choice.reason])]
+    def end(self, choice: Choice) -> list[Sent]:
+        part = self._part(choice, {"text": ""}, reason=_REASONS[choice.reason])
+        return [*self._begin_scored(choice), part]
 
-    def _echo(self, index: int) -> str:
-        prompt = self.ask.prompts[index // self.ask.n]
+    def _echo(self, choice: Choice) -> str:
+        prompt = self.ask.prompts[choice.index // self.ask.n]
         return self.serving.model.tokenizer.decode(prompt)
 
-    def _text(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[Chosen] = (),
-        reason: str | None = None,
-        **more: Any,
-    ) -> Sent:
-        logprobs = self._logprobs(tokens) if tokens else None
-        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        return self._chunk([choice], **more)
-
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        echo = self._echo(index) if self.ask.has_echo else ""
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        echo = self._echo(choice) if self.ask.has_echo else ""
         has_logprobs = choice.tokens or choice.job.wants_scores
-        return {
-            "index": index,
-            "text": echo + choice.text,
-            "logprobs": self._logprobs(choice.tokens, choice) if has_logprobs else None,
-            "finish_reason": _REASONS[choice.reason],
-        }
+        logprobs = self._logprobs(choice.tokens, choice) if has_logprobs else None
+        return {"text": echo + choice.text, "logprobs": logprobs}
 
     def _logprobs(self, tokens: Sequence[Chosen], choice: Choice | None = None) -> dict[str, Any]:
         """Return log-probabilities, after those of the prompt if ``echo`` requests them."""
         tokenizer = self.serving.model.tokenizer
-
-        def text(token: int) -> str:
-            return tokenizer.token_bytes(token, skip_special=False).decode("utf-8", "replace")
-
-        def name(token: int) -> str:  # as OpenAI names tokens that are parts of characters
-            data = tokenizer.token_bytes(token, skip_special=False)
-            is_text = data.decode("utf-8", "ignore").encode() == data
-            return text(token) if is_text else "bytes:" + "".join(f"\\x{b:02x}" for b in data)
-
-        def top_names(top: Sequence[tuple[int, float]]) -> dict[str, float]:
-            # The most probable token of each name
-            return {name(t): value for t, value in reversed(top)}
-
+        nothing: list[None] = []  # for the first token of a prompt, which no token precedes
         ids: list[int] = []
-        logprobs: list[float | None] = []
-        tops: list[dict[str, float] | None] = []
         if choice is not None and choice.job.wants_scores:
-            ids.append(choice.job.prompt[0])
-            logprobs.append(None)  # no token precedes it
-            tops.append(None)
+            nothing, ids = [None], [choice.job.prompt[0]]
             tokens = [*choice.job.scores, *tokens]
         ids += [chosen.token for chosen in tokens]
-        ends = itertools.accumulate((len(text(token)) for token in ids), initial=0)
+        texts = [
+            tokenizer.token_bytes(i, skip_special=False).decode("utf-8", "replace") for i in ids
+        ]
+        ends = itertools.accumulate(map(len, texts), initial=0)
+        tops = (  # the most probable token of each name
+            {_name(token, tokenizer): value for token, value in reversed(chosen.top)}
+            for chosen in tokens
+        )
         return {
-            "tokens": [name(token) for token in ids],
-            "token_logprobs": [*logprobs, *(chosen.logprob for chosen in tokens)],
-            "top_logprobs": [*tops, *(top_names(chosen.top) for chosen in tokens)],
+            "tokens": [_name(token, tokenizer) for token in ids],
+            "token_logprobs": [*nothing, *(chosen.logprob for chosen in tokens)],
+            "top_logprobs": [*nothing, *tops],
             "text_offset": list(ends)[:-1],
         }
 
 
-_CHAT = (Chat, read_chat, ChatForm)
-_TEXT = (Completion, read_completion, TextForm)
-ENDPOINTS = (
-    Endpoint("/v1/chat/completions", "answer messages", *_CHAT),
-    Endpoint("/chat/completions", "answer messages", *_CHAT),
-    Endpoint("/v1/completions", "continue a text", *_TEXT),
-    Endpoint("/completions", "continue a text", *_TEXT),
+def _name(token: int, tokenizer: Tokenizer) -> str:
+    """Return the name of a token, as OpenAI names those that are parts of characters."""
+    data = tokenizer.token_bytes(token, skip_special=False)
+    is_text = data.decode("utf-8", "ignore").encode() == data
+    return data.decode() if is_text else "bytes:" + "".join(f"\\x{b:02x}" for b in data)
+
+
+_CHAT = (Chat, read_chat, ChatEncoder)
+_TEXT = (Completion, read_completion, TextEncoder)
+ROUTES = (
+    Route("/v1/chat/completions", "answer messages", *_CHAT),
+    Route("/chat/completions", "answer messages", *_CHAT),
+    Route("/v1/completions", "continue a text", *_TEXT),
+    Route("/completions", "continue a text", *_TEXT),
 )

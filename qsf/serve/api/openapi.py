@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from qsf.serve.api.ollama import LINES
+
 if TYPE_CHECKING:
     from qsf.serve.api.answering import Route
 
@@ -138,7 +140,7 @@ def describe(routes: Iterable[Route], version: str, models: Iterable[str]) -> Sc
         content = {answer: {"schema": _TEXT}} if isinstance(answer, str) else _json(answer)
         is_ollama = route.path.startswith("/api/")
         if route.body is not None and "stream" in route.body.__struct_fields__:
-            kind = "application/x-ndjson" if is_ollama else "text/event-stream"
+            kind = LINES if is_ollama else "text/event-stream"
             content[kind] = {"schema": {}}
         wrong = _object("error", error=_TEXT) if is_ollama else _ref("Error")
         error = {"description": "what is wrong", "content": _json(wrong)}

@@ -5,25 +5,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
 
 from qsf.errors import shown
-from qsf.serve.api.answering import Choice, Endpoint, Form, Sent, usage
+from qsf.serve.api.answering import Choice, Encoder, Route, Sent, usage
 from qsf.serve.api.ask import (
     AnyTokens,
     Ask,
     MostTokens,
     Objects,
     Offering,
-    fit,
     most_tokens,
     read_choosing,
     read_thoughts,
 )
-from qsf.serve.api.openai import encode_messages
+from qsf.serve.api.openai import chat_ask
 from qsf.serve.http.body import Part
 from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
@@ -35,7 +34,6 @@ from qsf.serve.tools.request import (
     Tools,
     call_turn,
     read_form,
-    tools_constraint,
 )
 
 _STATELESS = "the server keeps no answers"
@@ -87,26 +85,18 @@ class Request(Offering, kw_only=True):
 
 
 def read(fields: Request, serving: Serving) -> Ask:
-    tools = fields.read_tools(serving, is_nested=False)
     wanted = None if fields.text is None else fields.text.format
-    form = read_form(wanted, "text.format", fields.structured_outputs, fields.grammar)
     reasoning = fields.reasoning or Reasoning()
-    thoughts = read_thoughts(reasoning.effort, serving, reasoning.max_tokens)
-    most = most_tokens(fields.max_output_tokens, "max_output_tokens")
-    choosing = read_choosing(fields, serving, fields.repetition_penalty)
-    turns = _read_turns(fields)
-    prompt, begins_text = encode_messages(turns, thoughts.arguments, serving, tools, "input")
-    room = fit([prompt], most, serving, "input")
-    return Ask(
-        prompts=[prompt],
-        choosing=choosing,
-        **room,
-        max_thoughts=thoughts.most(room["max_tokens"]),
-        stops=(),
-        begins_text=begins_text,
+    return chat_ask(
+        serving,
+        _read_turns(fields),
+        name="input",
+        most=most_tokens(fields.max_output_tokens, "max_output_tokens"),
+        thoughts=read_thoughts(reasoning.effort, serving, reasoning.max_tokens),
+        tools=fields.read_tools(serving, is_nested=False),
+        form=read_form(wanted, "text.format", fields.structured_outputs, fields.grammar),
+        choosing=read_choosing(fields, serving, fields.repetition_penalty),
         is_stream=bool(fields.stream),
-        tools=tools,
-        constraint=tools_constraint(tools, form, serving),
         instructions=fields.instructions,
     )
 
@@ -167,29 +157,29 @@ def _texts(parts: list[Any]) -> list[Any]:
     return parts
 
 
-class ResponsesForm(Form):
+class ResponsesEncoder(Encoder):
     """Answers of /v1/responses: reasoning, a message, calls of functions."""
 
+    prefix = "resp_"
+
     def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.name = f"resp_{os.urandom(12).hex()}"
+        super().__init__(ask, serving)
         self._ids = {kind: f"{kind}_{os.urandom(12).hex()}" for kind in ("rs", "msg")}
         self._created = int(time.time())
-        self._ask = ask
-        self._serving = serving
         self._n_events = 0
         self._places: list[str | int] = []  # items of the output: "rs", "msg", or numbers of calls
 
-    def _response(self, choices: Sequence[Choice], status: str, **more: Any) -> dict[str, Any]:
-        params = self._ask.choosing.params
-        tools = self._ask.tools
+    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+        params = self.ask.choosing.params
+        tools = self.ask.tools
         return {
             "id": self.name,
             "object": "response",
             "created_at": self._created,
             "status": status,
-            "model": self._serving.name,
-            "instructions": self._ask.instructions,
-            "max_output_tokens": self._ask.max_tokens,
+            "model": self.serving.name,
+            "instructions": self.ask.instructions,
+            "max_output_tokens": self.ask.max_tokens,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "text": {"format": {"type": "text"}},
@@ -211,8 +201,9 @@ class ResponsesForm(Form):
         )
         return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
 
-    def _items(self, choice: Choice, status: str) -> dict[str | int, dict[str, Any]]:
+    def _items(self, choice: Choice) -> dict[str | int, dict[str, Any]]:
         """Return the items of the output in their order."""
+        status = _status(choice)
         items: dict[str | int, dict[str, Any]] = {}
         if choice.reasoning:
             items["rs"] = self._item("rs", status, _part("rs", choice.reasoning))
@@ -220,17 +211,15 @@ class ResponsesForm(Form):
             items["msg"] = self._item("msg", status, _part("msg", choice.text))
         return {**items, **{i: _call_item(call, status) for i, call in enumerate(choice.calls)}}
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        choice = choices[0]
-        is_cut = choice.reason == "length"
-        status = "incomplete" if is_cut else "completed"
-        counts = usage(choices, 1)
-        items = self._items(choice, status)
+    def whole(self) -> dict[str, Any]:
+        (choice,) = self.choices
+        counts = usage(self.choices)
+        items = self._items(choice)
         for place in items:
             self._place(place)
+        is_cut = choice.reason == "length"
         return self._response(
-            choices,
-            status,
+            _status(choice),
             incomplete_details={"reason": "max_output_tokens"} if is_cut else None,
             output=[items[place] for place in self._places],
             usage={
@@ -246,100 +235,85 @@ class ResponsesForm(Form):
         )
 
     def _event(self, kind: str, **more: Any) -> Sent:
+        kind = f"response.{kind}"
         self._n_events += 1
         return kind, {"type": kind, "sequence_number": self._n_events - 1, **more}
 
     def _place(self, of: str | int) -> int:
-        """Return the output index of the item that begins here, or None if it is already open."""
+        """Return the output index of an item, which begins if it is new."""
         if of not in self._places:
             self._places.append(of)
         return self._places.index(of)
 
+    def _added(self, of: str | int, item: dict[str, Any]) -> Sent:
+        return self._event("output_item.added", output_index=self._place(of), item=item)
+
     def _text_event(self, of: str, kind: str, **more: Any) -> Sent:
-        at = self._place(of)
-        place = {"item_id": self._ids[of], "output_index": at, "content_index": 0}
+        place = {"item_id": self._ids[of], "output_index": self._place(of), "content_index": 0}
         return self._event(kind, **place, **more)
 
-    def begin(self, choices: Sequence[Choice]) -> list[Sent]:
-        response = self._response(choices, "in_progress")
-        return [
-            self._event("response.created", response=response),
-            self._event("response.in_progress", response=response),
-        ]
+    def begin(self) -> list[Sent]:
+        response = self._response("in_progress")
+        return [self._event(kind, response=response) for kind in ("created", "in_progress")]
 
     def _begin(self, of: str) -> list[Sent]:
         if of in self._places:
             return []
-        place = self._place(of)
-        item = self._item(of, "in_progress")
-        return [
-            self._event("response.output_item.added", output_index=place, item=item),
-            self._text_event(of, "response.content_part.added", part=_part(of, "")),
-        ]
+        added = self._added(of, self._item(of, "in_progress"))
+        return [added, self._text_event(of, "content_part.added", part=_part(of, ""))]
 
-    def _more_text(self, of: str, text: str) -> list[Sent]:
-        sent = self._begin(of)
-        more: dict[str, Any] = {} if of == "rs" else {"logprobs": []}
-        sent.append(self._text_event(of, f"response.{_TEXTS[of]}.delta", delta=text, **more))
-        return sent
-
-    def more(self, index: int, choice: Choice, event: Event) -> list[Sent]:
+    def more(self, choice: Choice, event: Event) -> list[Sent]:
         sent: list[Sent] = []
-        if event.reasoning:
-            sent += self._more_text("rs", event.reasoning)
-        if event.text:
-            sent += self._more_text("msg", event.text)
+        for of, text in (("rs", event.reasoning), ("msg", event.text)):
+            if text:
+                kind = f"{_TEXTS[of]}.delta"
+                sent += [*self._begin(of), self._text_event(of, kind, delta=text, **_LOGPROBS[of])]
         for part in event.calls:
-            place = self._place(part.index)
             item = _call_item(choice.calls[part.index], "in_progress")
             if part.name:
-                empty = {**item, "arguments": ""}
-                sent.append(
-                    self._event("response.output_item.added", output_index=place, item=empty)
-                )
+                sent.append(self._added(part.index, {**item, "arguments": ""}))
             if part.arguments:
-                sent.append(
-                    self._event(
-                        "response.function_call_arguments.delta",
-                        item_id=item["id"],
-                        output_index=place,
-                        delta=part.arguments,
-                    )
-                )
+                place = {"item_id": item["id"], "output_index": self._place(part.index)}
+                kind = "function_call_arguments.delta"
+                sent.append(self._event(kind, **place, delta=part.arguments))
         return sent
 
-    def end(self, index: int, choice: Choice) -> list[Sent]:
+    def end(self, choice: Choice) -> list[Sent]:
         """Return the events with whole texts and whole calls, which end the items."""
         sent: list[Sent] = []
-        status = "incomplete" if choice.reason == "length" else "completed"
-        for of, item in self._items(choice, status).items():
+        for of, item in self._items(choice).items():
             if isinstance(of, str):
                 sent += self._begin(of)
                 (part,) = item["content"]
-                more: dict[str, Any] = {} if of == "rs" else {"logprobs": []}
-                done = f"response.{_TEXTS[of]}.done"
-                sent.append(self._text_event(of, done, text=part["text"], **more))
-                sent.append(self._text_event(of, "response.content_part.done", part=part))
+                done = f"{_TEXTS[of]}.done"
+                sent.append(self._text_event(of, done, text=part["text"], **_LOGPROBS[of]))
+                sent.append(self._text_event(of, "content_part.done", part=part))
             else:
+                place = {"item_id": item["id"], "output_index": self._place(of)}
                 facts = {name: item[name] for name in ("arguments", "name")}
-                done = "response.function_call_arguments.done"
-                at = self._place(of)
-                sent.append(self._event(done, item_id=item["id"], output_index=at, **facts))
-            done = "response.output_item.done"
-            sent.append(self._event(done, output_index=self._place(of), item=item))
+                sent.append(self._event("function_call_arguments.done", **place, **facts))
+            sent.append(self._event("output_item.done", output_index=self._place(of), item=item))
         return sent
 
-    def finish(self, choices: Sequence[Choice]) -> list[Sent]:
-        response = self.whole(choices)
-        return [self._event(f"response.{response['status']}", response=response)]
+    def finish(self) -> list[Sent]:
+        response = self.whole()
+        return [self._event(response["status"], response=response)]
 
     def fail(self, problem: Problem) -> list[Sent]:
-        return [self._event("error", code=problem.code, message=str(problem), param=problem.param)]
+        facts = {"code": problem.code, "message": str(problem), "param": problem.param}
+        return [("error", {"type": "error", "sequence_number": self._n_events, **facts})]
+
+
+_LOGPROBS: dict[str, dict[str, Any]] = {"rs": {}, "msg": {"logprobs": []}}
+
+
+def _status(choice: Choice) -> str:
+    return "incomplete" if choice.reason == "length" else "completed"
 
 
 def _part(of: str, text: str) -> dict[str, Any]:
-    more: dict[str, Any] = {} if of == "rs" else {"annotations": [], "logprobs": []}
-    return {"type": _TEXTS[of], "text": text, **more}
+    more: dict[str, Any] = {} if of == "rs" else {"annotations": []}
+    return {"type": _TEXTS[of], "text": text, **more, **_LOGPROBS[of]}
 
 
 def _call_item(call: CallPart, status: str) -> dict[str, Any]:
@@ -370,6 +344,6 @@ def _choice(tools: Tools | None) -> Any:
     return {"type": "function", "name": tools.choice} if is_named else tools.choice
 
 
-ENDPOINTS = (
-    Endpoint("/v1/responses", "answer, in the form of Responses", Request, read, ResponsesForm),
+ROUTES = (
+    Route("/v1/responses", "answer, in the form of Responses", Request, read, ResponsesEncoder),
 )

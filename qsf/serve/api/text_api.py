@@ -1,4 +1,4 @@
-"""Endpoints about the model and its text: models, props, slots, tokens, templates."""
+"""Routes about the model and its text: models, props, slots, tokens, templates."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
-from qsf.serve.api.answering import Endpoint
+from qsf.serve.api.answering import Route
 from qsf.serve.api.ask import too_long
-from qsf.serve.api.openai import Messages, Templated, as_turns, read_turns, template_values
+from qsf.serve.api.openai import Messages, Templated, as_turns, chat_tokens, template_values
 from qsf.serve.http.body import Part
 from qsf.serve.http.problems import invalid
 from qsf.serve.serving import Serving
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from qsf.serve.hosts import Hosts
     from qsf.serve.scheduling.scheduler import Scheduler
 
+_PARAMS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PLANNED = ("budget", "process", "reserve", "engine", "kv", "streamed")
 _IDS: Any = {"items": {"type": "integer", "minimum": 0}}
 
 
@@ -64,23 +66,10 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
         "system_fingerprint": serving.fingerprint,
         "default_generation_settings": {
             "n_ctx": serving.ctx_tokens,
-            "params": {
-                "temperature": defaults.temperature,
-                "top_p": defaults.top_p,
-                "top_k": defaults.top_k,
-                "min_p": defaults.min_p,
-                "repetition_penalty": defaults.repetition_penalty,
-            },
+            "params": {name: getattr(defaults, name) for name in _PARAMS},
         },
         "memory": info.plan.text,
-        "plan": {
-            "budget_bytes": info.plan.budget_bytes,
-            "process_bytes": info.plan.process_bytes,
-            "reserve_bytes": info.plan.reserve_bytes,
-            "engine_bytes": info.plan.engine_bytes,
-            "kv_bytes": info.plan.kv_bytes,
-            "streamed_bytes": info.plan.streamed_bytes,
-        },
+        "plan": {f"{name}_bytes": getattr(info.plan, f"{name}_bytes") for name in _PLANNED},
         "is_idle": not scheduler.running and not scheduler.n_waiting,
     }
 
@@ -136,8 +125,7 @@ def tokenize(fields: Tokenize, serving: Serving) -> dict[str, Any]:
     for said in (fields.add_special_tokens, fields.add_special):
         has_prefix = has_prefix if said is None else said
     if fields.messages is not None:
-        tools = fields.read_tools(serving)
-        tokens, _, _ = read_turns(fields, fields.messages, serving, tools)
+        tokens = chat_tokens(fields, fields.messages, serving)
     else:
         if text is None:
             raise invalid("content", "content is missing: a text, or messages")
@@ -202,8 +190,8 @@ def apply_template(fields: ApplyTemplate, serving: Serving) -> dict[str, Any]:
     return {"prompt": prompt}
 
 
-ENDPOINTS = (
-    Endpoint("/tokenize", "text or messages to tokens", Tokenize, tokenize),
-    Endpoint("/detokenize", "tokens to text", Detokenize, detokenize),
-    Endpoint("/apply-template", "messages to a prompt", ApplyTemplate, apply_template),
+ROUTES = (
+    Route("/tokenize", "text or messages to tokens", Tokenize, tokenize),
+    Route("/detokenize", "tokens to text", Detokenize, detokenize),
+    Route("/apply-template", "messages to a prompt", ApplyTemplate, apply_template),
 )

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from msgspec import Meta
 from qsf.batch import reading_of
 from qsf.errors import QsfArgumentError, shown
 from qsf.options import Whole
-from qsf.serve.api.answering import Choice, Endpoint, Form
+from qsf.serve.api.answering import Choice, Encoder, Route
 from qsf.serve.api.ask import Ask, Ranking, encode_text, fit, read_prompts, texts_or_ids
 from qsf.serve.http.body import Part, within
 from qsf.serve.http.problems import Problem, invalid
@@ -130,45 +129,35 @@ def _ask(
         prompts=prompts,
         choosing=Choosing(params=serving.model.sampling_params(), seed=0),
         **fit(prompts, None, serving, name, least=0),
-        stops=(),
         reading=reading,
         cuts=[index for index, (_, is_cut) in enumerate(completed) if is_cut],
     )
 
 
-class _WholeForm(Form):
+class _VectorsEncoder(Encoder):
     """The form of an answer that is never a stream."""
 
-    def __init__(self, ask: Ask, serving: Serving) -> None:
-        self.name = f"read-{os.urandom(12).hex()}"
-        self.ask = ask
-        self.model = serving.name
+    prefix = "read-"
 
-    @staticmethod
-    def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    def usage(self) -> dict[str, int]:
         """Return how many tokens the prompts have, cached ones included."""
-        n_prompt = sum(choice.job.n_prompt for choice in choices)
+        n_prompt = sum(choice.job.n_prompt for choice in self.choices)
         return {"prompt_tokens": n_prompt, "total_tokens": n_prompt}
 
-    @property
-    def cuts(self) -> dict[str, Any]:
-        """The indices of texts that were cut, if any, as a field of the answer."""
-        return {"truncated": self.ask.cuts} if self.ask.cuts else {}
+    def _listed(self, **more: Any) -> dict[str, Any]:
+        """Return an answer with the indices of texts that were cut, if any."""
+        cuts = {"truncated": self.ask.cuts} if self.ask.cuts else {}
+        shared = {"object": "list", "model": self.serving.name, "usage": self.usage()}
+        return {**shared, **more, **cuts}
 
 
-class EmbeddingsForm(_WholeForm):
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        entries = (
-            {"object": "embedding", "index": i, "embedding": self.vector(choice)}
-            for i, choice in enumerate(choices)
-        )
-        return {
-            "object": "list",
-            "data": list(entries),
-            "model": self.model,
-            "usage": self.usage(choices),
-            **self.cuts,
-        }
+class EmbeddingsEncoder(_VectorsEncoder):
+    def whole(self) -> dict[str, Any]:
+        entries = [
+            {"object": "embedding", "index": choice.index, "embedding": self.vector(choice)}
+            for choice in self.choices
+        ]
+        return self._listed(data=entries)
 
     def vector(self, choice: Choice) -> str | list[float]:
         vector = unit_vector(choice.values, self.ask.dimensions)
@@ -179,35 +168,27 @@ class EmbeddingsForm(_WholeForm):
         return base64.b64encode(vector.tobytes()).decode()
 
 
-class RerankForm(_WholeForm):
+class RerankEncoder(_VectorsEncoder):
     """Answers of /v1/rerank, in the form of Jina, Cohere and llama-server."""
 
-    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         ranking = self.ask.ranking
         assert ranking is not None
         results: list[dict[str, Any]] = []
-        for i, choice in enumerate(choices):
+        for i, choice in enumerate(self.choices):
             score = ranking.reranker.score(choice.values)
             result: dict[str, Any] = {"index": i, "relevance_score": score}
             if ranking.has_documents:
                 result["document"] = {"text": ranking.documents[i]}
             results.append(result)
         results.sort(key=lambda result: -result["relevance_score"])
-        return {
-            "id": self.name,
-            "object": "list",
-            "model": self.model,
-            "results": results[: ranking.top_n],
-            "usage": self.usage(choices),
-            **self.cuts,
-        }
+        return self._listed(id=self.name, results=results[: ranking.top_n])
 
 
-_RERANK = (Rerank, read_rerank, RerankForm)
-ENDPOINTS = (
-    Endpoint(
-        "/v1/embeddings", "a vector for each text", Embeddings, read_embeddings, EmbeddingsForm
-    ),
-    Endpoint("/v1/rerank", "documents by a query", *_RERANK),
-    Endpoint("/rerank", "documents by a query", *_RERANK),
+_EMBEDDINGS = (Embeddings, read_embeddings, EmbeddingsEncoder)
+_RERANK = (Rerank, read_rerank, RerankEncoder)
+ROUTES = (
+    Route("/v1/embeddings", "a vector for each text", *_EMBEDDINGS),
+    Route("/v1/rerank", "documents by a query", *_RERANK),
+    Route("/rerank", "documents by a query", *_RERANK),
 )

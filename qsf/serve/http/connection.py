@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote
 
 import h11
 
+from qsf.serve.http.exchange import Application, Exchange, Head, to_json
 from qsf.serve.http.problems import Problem
 
 MAX_HEAD_BYTES = 16 << 10
@@ -56,123 +55,25 @@ class Limits:
     linger: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The head of a request; header names are in lower case.
-
-    Attributes:
-        request_id: of the client, or made here; the answer and the log contain it.
-    """
-
-    method: str
-    path: str
-    headers: dict[str, str]
-    peer: str
-    request_id: str = field(default_factory=lambda: secrets.token_hex(16))
-
-    def get(self, name: str) -> str:
-        return self.headers.get(name, "")
-
-
-class Application(Protocol):
-    max_body_bytes: int
-    large_bodies: asyncio.Semaphore  # held while a large body is in memory
-
-    def check(self, head: Head) -> object: ...
-    async def answer(self, endpoint: Any, exchange: Exchange) -> None: ...
-    def extra_headers(self, head: Head | None) -> dict[str, str]: ...
-    def explain(self, problem: Problem, head: Head | None) -> object: ...
-
-
-@dataclass
-class Exchange:
-    connection: Connection
-    head: Head
-    body: bytes = b""
-    is_gone: bool = False
-    is_lines: bool = False
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    on_gone: Callable[[], object] | None = None
-    holds: asyncio.Semaphore | None = None
-
-    def drop_body(self) -> None:
-        """Free the memory of the body once it was parsed."""
-        self.body = b""
-        if self.holds is not None:
-            self.holds.release()
-            self.holds = None
-
-    def mark_gone(self) -> None:
-        if not self.is_gone:
-            self.is_gone = True
-            if self.on_gone is not None:
-                self.on_gone()
-
-    @property
-    def has_begun(self) -> bool:
-        return self.status != 0
-
-    async def send(
-        self, status: int, body: bytes, kind: str, headers: dict[str, str] | None = None
-    ) -> None:
-        self._begin(status, {"content-type": kind, **(headers or {})}, len(body))
-        if self.head.method != "HEAD":
-            self.connection.write(h11.Data(data=body))
-        self.connection.write(h11.EndOfMessage())
-        await self.connection.drain()
-
-    async def send_json(
-        self, value: object, status: int = 200, headers: dict[str, str] | None = None
-    ) -> None:
-        await self.send(status, to_json(value), "application/json", headers)
-
-    async def begin_stream(self, *, is_lines: bool = False) -> None:
-        """Begin a stream of server-sent events, or of lines of JSON."""
-        self.is_lines = is_lines
-        kind = "application/x-ndjson" if is_lines else "text/event-stream"
-        self._begin(200, {"content-type": kind, "x-accel-buffering": "no"}, None)
-        await self.connection.drain()
-
-    async def send_event(self, value: object, name: str = "") -> None:
-        """Send one event: JSON, or a text unchanged."""
-        data = value.encode() if isinstance(value, str) else to_json(value)
-        head = f"event: {name}\n".encode() if name else b""
-        await self._send_raw(data if self.is_lines else head + b"data: " + data)
-
-    async def send_comment(self, text: str) -> None:
-        """Send a comment, which readers of events ignore."""
-        if not self.is_lines:
-            await self._send_raw(b": " + text.encode())
-
-    async def _send_raw(self, data: bytes) -> None:
-        if self.is_gone:
-            return
-        if self.connection.n_unsent > _MAX_UNSENT_BYTES:
-            self.connection.abort()
-            return
-        self.connection.write(h11.Data(data=data + (b"\n" if self.is_lines else b"\n\n")))
-        await self.connection.drain()
-
-    def end_stream(self) -> None:
-        if not self.is_gone:
-            self.connection.write(h11.EndOfMessage())
-
-    def _begin(self, status: int, headers: dict[str, str], n_bytes: int | None) -> None:
-        self.status = status
-        every = self.connection.extra_headers(self.head)
-        values = {**headers, **self.headers, **every, "x-request-id": self.head.request_id}
-        if n_bytes is not None:
-            values["content-length"] = str(n_bytes)
-        self.connection.write_head(status, values)
-
-
-def to_json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-
-
 class _GoneError(Exception):
     """The client has disconnected."""
+
+
+def _bad(text: str, status: int = 400) -> Problem:
+    return Problem(status, "bad_request", text)
+
+
+def _check_sizes(data: bytes | bytearray) -> None:
+    """Raise Problem for a head, or the beginning of one, that is too large."""
+    n_line = data.find(b"\r\n")
+    for what, n_read, most in (
+        ("bytes in its first line", len(data) if n_line < 0 else n_line, MAX_LINE_BYTES),
+        ("bytes", len(data), MAX_HEAD_BYTES),
+        ("fields", data.count(b"\r\n") - 2, MAX_FIELDS),
+    ):
+        if n_read > most:
+            text = f"the head has {n_read} {what}, and {most} is the limit"
+            raise Problem(431, "headers_too_large", text)
 
 
 class Connection(asyncio.Protocol):
@@ -262,28 +163,17 @@ class Connection(asyncio.Protocol):
     # ---- called by exchange and server ----
 
     @property
-    def n_unsent(self) -> int:
-        return self._transport.get_write_buffer_size()
-
-    @property
     def is_idle(self) -> bool:
-        return self._is_waiting and not self._incoming
+        return self._is_waiting and not self._incoming.strip(b"\r\n")
 
     @property
     def is_spare(self) -> bool:
         """True if the client was answered and can connect again for another request."""
         return self.is_counted and self.is_idle and self._n_served > 0
 
-    def extra_headers(self, head: Head | None) -> dict[str, str]:
-        return self._application.extra_headers(head)
-
-    def write(self, event: Any) -> None:
-        data = self._h11.send(event)
-        if data and not self._transport.is_closing():
-            self._transport.write(data)
-
-    def write_head(self, status: int, headers: dict[str, str]) -> None:
+    def write_head(self, head: Head, status: int, headers: dict[str, str]) -> None:
         """Send the head of an answer; closes the connection later if the body stays unread."""
+        headers = {**headers, **self._application.extra_headers(head)}
         values = [
             (name.encode(), text.encode("latin-1", "replace")) for name, text in headers.items()
         ]
@@ -291,16 +181,27 @@ class Connection(asyncio.Protocol):
             self._is_closing = True
             values.append((b"connection", b"close"))
         reason = HTTPStatus(status).phrase.encode()
-        self.write(h11.Response(status_code=status, headers=values, reason=reason))
+        self._send(h11.Response(status_code=status, headers=values, reason=reason))
 
-    async def drain(self) -> None:
-        """Wait until the client has read enough; disconnects a client that stops reading."""
-        if self._drained is None:
+    async def write(self, data: bytes) -> None:
+        """Send a part of a body; disconnects a client that has stopped reading."""
+        if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
+            self.abort()
+        self._send(h11.Data(data=data))
+        if self._drained is None or self._transport.is_closing():
             return
         try:
             await asyncio.wait_for(asyncio.shield(self._drained), self._limits.unread)
         except asyncio.TimeoutError:
             self.abort()
+
+    def end(self) -> None:
+        self._send(h11.EndOfMessage())
+
+    def _send(self, event: Any) -> None:
+        data = self._h11.send(event)
+        if data and not self._transport.is_closing():
+            self._transport.write(data)
 
     def abort(self) -> None:
         self._is_closing = True
@@ -344,64 +245,45 @@ class Connection(asyncio.Protocol):
         self._is_waiting = False
         ends_at = loop.time() + self._limits.head
         while (end := _HEAD_END.search(self._incoming)) is None:
-            self._check_head_size(len(self._incoming))
-            try:
-                await self._more(ends_at - loop.time())
-            except asyncio.TimeoutError:
-                seconds = self._limits.head
-                raise Problem(
-                    408, "head_timeout", f"the head took more than {seconds:g} s"
-                ) from None
+            _check_sizes(self._incoming)
+            await self._more_of("head", ends_at, self._limits.head)
         raw = bytes(self._incoming[: end.end()])
-        self._check_head_size(len(raw))
+        _check_sizes(raw)
         del self._incoming[: end.end()]
         return self._parse_head(raw)
 
-    def _check_head_size(self, n_bytes: int) -> None:
-        line_end = self._incoming.find(b"\n")
-        n_read, most, name = n_bytes, MAX_HEAD_BYTES, "head"
-        if line_end < 0 and n_bytes > MAX_LINE_BYTES:
-            n_read, most, name = n_bytes, MAX_LINE_BYTES, "request line"
-        if n_read > most:
-            text = f"the {name} has {n_read} bytes or more, and {most} is the limit"
-            raise Problem(431, "headers_too_large", text)
+    async def _more_of(self, what: str, ends_at: float, limit: float) -> None:
+        """Wait for more of a request. Raises Problem, _GoneError."""
+        try:
+            await self._more(ends_at - asyncio.get_running_loop().time())
+        except asyncio.TimeoutError:
+            text = f"the {what} took more than {limit:g} s"
+            raise Problem(408, f"{what}_timeout", text) from None
 
     def _parse_head(self, raw: bytes) -> Head:
         if _BAD_LINE.search(raw) is not None or b"\0" in raw:
-            raise Problem(400, "bad_request", "a line does not end with CR LF, or goes on")
-        n_line = raw.index(b"\r\n")
-        if n_line > MAX_LINE_BYTES:
-            raise Problem(
-                431,
-                "headers_too_large",
-                f"the request line has {n_line} bytes: {MAX_LINE_BYTES} at most",
-            )
-        n_fields = raw.count(b"\r\n") - 2
-        if n_fields > MAX_FIELDS:
-            raise Problem(
-                431, "headers_too_large", f"the head has {n_fields} fields: {MAX_FIELDS} at most"
-            )
+            raise _bad("a line does not end with CR LF, or goes on")
         if len(_LENGTHS.findall(raw)) > 1:
-            raise Problem(400, "bad_request", "there are two fields Content-Length")
+            raise _bad("there are two fields Content-Length")
         try:
             self._h11.receive_data(raw)
             event = self._h11.next_event()
         except h11.RemoteProtocolError as error:
-            raise Problem(error.error_status_hint, "bad_request", str(error)) from None
+            raise _bad(str(error), error.error_status_hint) from None
         if not isinstance(event, h11.Request):
-            raise Problem(400, "bad_request", "there is no request")
+            raise _bad("there is no request")
         if event.http_version not in (b"1.0", b"1.1"):
-            raise Problem(505, "bad_request", "HTTP/1.1 is spoken here")
+            raise _bad("HTTP/1.1 is spoken here", 505)
         headers: dict[str, str] = {}
         for name, value in event.headers:
             key = name.decode("ascii")
             if key in headers and key in ("host", "origin", "authorization", "transfer-encoding"):
-                raise Problem(400, "bad_request", f"there are two fields {key}")
+                raise _bad(f"there are two fields {key}")
             headers[key] = value.decode("latin-1")
         if "transfer-encoding" in headers and (
             "content-length" in headers or event.http_version < b"1.1"
         ):
-            raise Problem(400, "bad_request", "Transfer-Encoding goes with HTTP/1.1 and alone")
+            raise _bad("Transfer-Encoding goes with HTTP/1.1 and alone")
         target = event.target.decode("latin-1")
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is not None:  # the host of the target replaces the header
@@ -412,63 +294,52 @@ class Connection(asyncio.Protocol):
         has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
         return replace(head, request_id=has_id[0]) if has_id else head
 
-    async def _hold_large_body(self, exchange: Exchange) -> None:
-        """Wait until memory allows another large body. Raises Problem."""
-        head = exchange.head
-        length = head.get("content-length")
-        if length and int(length) > self._application.max_body_bytes:
-            return  # the answer was a refusal
-        if "transfer-encoding" not in head.headers and int(length or 0) <= _SMALL_BYTES:
-            return
-        seconds = self._limits.body
-        try:
-            await asyncio.wait_for(self._application.large_bodies.acquire(), seconds)
-        except asyncio.TimeoutError:
-            text = f"other large bodies have been read for {seconds:g} s"
-            raise Problem(503, "busy", text, retry_seconds=5) from None
-        exchange.holds = self._application.large_bodies
-
-    async def _read_body(self, head: Head) -> bytes:
-        most = self._application.max_body_bytes
-        length = head.get("content-length")
-        if length and int(length) > most:
+    async def _read_body(self, exchange: Exchange) -> None:
+        """Read the body; a large one waits until memory allows it. Raises Problem, _GoneError."""
+        head, most, limits = exchange.head, self._limits.max_body_bytes, self._limits
+        n_bytes = int(head.get("content-length") or 0)
+        if n_bytes > most:
             raise Problem(
-                413, "body_too_large", f"the body has {int(length)} bytes, and {most} is the limit"
+                413, "body_too_large", f"the body has {n_bytes} bytes, and {most} is the limit"
             )
+        if "transfer-encoding" in head.headers or n_bytes > _SMALL_BYTES:
+            await self._take_turn(exchange)
         if self._h11.they_are_waiting_for_100_continue:
-            self.write(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+            self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         body = bytearray()
-        loop = asyncio.get_running_loop()
-        ends_at = loop.time() + self._limits.body
-        while True:
-            try:
-                event = self._h11.next_event()
-            except h11.RemoteProtocolError as error:
-                raise Problem(400, "bad_request", str(error)) from None
+        ends_at = asyncio.get_running_loop().time() + limits.body
+        while not isinstance(event := self._next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > most:
-                    raise Problem(
-                        413, "body_too_large", f"the body has more than {most} bytes, the limit"
-                    )
-            elif isinstance(event, h11.EndOfMessage):
-                return bytes(body)
+                    text = f"the body has more than {most} bytes, the limit"
+                    raise Problem(413, "body_too_large", text)
             elif event is h11.NEED_DATA:
-                await self._feed(ends_at - loop.time())
+                if not self._incoming:
+                    await self._more_of("body", ends_at, limits.body)
+                data = bytes(self._incoming)
+                self._incoming.clear()
+                if data:
+                    self._h11.receive_data(data)
             else:
                 raise _GoneError
+        exchange.body = bytes(body)
 
-    async def _feed(self, seconds: float) -> None:
-        if not self._incoming:
-            try:
-                await self._more(seconds)
-            except asyncio.TimeoutError:
-                limit = self._limits.body
-                raise Problem(408, "body_timeout", f"the body took more than {limit:g} s") from None
-        data = bytes(self._incoming)
-        self._incoming.clear()
-        if data:
-            self._h11.receive_data(data)
+    def _next_event(self) -> Any:
+        try:
+            return self._h11.next_event()
+        except h11.RemoteProtocolError as error:
+            raise _bad(str(error)) from None
+
+    async def _take_turn(self, exchange: Exchange) -> None:
+        """Wait until memory allows another large body. Raises Problem."""
+        turns, seconds = self._application.large_bodies, self._limits.body
+        try:
+            await asyncio.wait_for(turns.acquire(), seconds)
+        except asyncio.TimeoutError:
+            text = f"other large bodies have been read for {seconds:g} s"
+            raise Problem(503, "busy", text, retry_seconds=5) from None
+        exchange.holds = turns
 
     # ---- serving ----
 
@@ -495,8 +366,7 @@ class Connection(asyncio.Protocol):
             head = await self._read_head()
             exchange = Exchange(self, head)
             endpoint = self._application.check(head)
-            await self._hold_large_body(exchange)
-            exchange.body = await self._read_body(head)
+            await self._read_body(exchange)
             self._exchange = exchange
             await self._application.answer(endpoint, exchange)
         except Problem as problem:
@@ -528,7 +398,7 @@ class Connection(asyncio.Protocol):
         if head is None:
             self._is_closing = True
         body = self._application.explain(problem, head)
-        await exchange.send_json(body, problem.status, problem.headers())
+        await exchange.send(to_json(body), status=problem.status, headers=problem.headers())
 
     async def _linger(self) -> None:
         """Close; a client that is still sending receives the answer first, not a reset."""

@@ -18,7 +18,7 @@ from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.serve.http.problems import Problem
 
 if TYPE_CHECKING:
-    from qsf.serve.http.connection import Head
+    from qsf.serve.http.exchange import Head
 
 _LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
 _MAX_KEYS = 1000

@@ -25,7 +25,15 @@ _MAX_SCORE_ROWS = 64
 
 
 class ModelEngine:
-    """The sessions of a model, one for each slot."""
+    """The sessions of a model, one for each slot.
+
+    Attributes:
+        n_running: slots that may have a job at once: the KV pool has room for so many contexts.
+        chunk_tokens: most tokens of a pass.
+        logits_rows: most tokens with logits in a pass, if several items want some.
+        score_rows: most tokens of an item that wants scores.
+        n_drafts: drafts in the latest pass, in addition to its items.
+    """
 
     def __init__(
         self, opened: OpenedModel, sessions: Sequence[Session], n_running: int | None = None
@@ -47,7 +55,11 @@ class ModelEngine:
         self.sessions = sessions
 
     def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
-        """Evaluate all items in one pass; return the error of each, or None. Raises QsfError."""
+        """Evaluate all items in one pass; return the error of each, or None.
+
+        Raises QsfError if the pass failed: sessions are then unchanged, or ``n_held`` shows the
+        change; QsfMemoryError if the sessions together hold too much.
+        """
         for item in items:
             if item.wants == "all":
                 item.logits = self._score_rows()

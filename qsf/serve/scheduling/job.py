@@ -76,6 +76,10 @@ class Event:
     def is_last(self) -> bool:
         return bool(self.reason) or self.problem is not None
 
+    @property
+    def has_more(self) -> bool:
+        return bool(self.text or self.reasoning or self.tokens or self.calls or self.n_done)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
@@ -102,6 +106,7 @@ class Job(Answer):
         owner: the client; each owner's jobs wait in a queue of their own.
         salt: jobs share prefixes only with jobs of the same salt.
         sink: receives each event, in the engine's thread.
+        index: of its choice in the answer.
         wants_scores: compute the probabilities of the prompt's tokens too.
         reader: finds calls of functions in the text; None: there are none.
         max_seconds: from arrival to end; None: no limit.
@@ -110,6 +115,7 @@ class Job(Answer):
 
     choosing: Choosing
     sink: Callable[[Job, Event], None]
+    index: int = 0
     owner: str = ""
     salt: str = ""
     name: str = ""

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_COUNTERS = (
+    *("requests_total", "prompt_tokens_total", "generation_tokens_total", "forced_tokens_total"),
+    *("prefix_cache_queries_total", "prefix_cache_hits_total"),
+    *("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total"),
+    "kv_saved_seconds_total",  # evaluation time saved by reading files
+    *("kv_restored_tokens_total", "kv_dropped_tokens_total", "kv_swaps_total"),
+    *("passes_total", "pass_seconds_total"),
+)
 
 
 class Histogram:
@@ -43,22 +51,7 @@ class Metrics:
     """
 
     def __init__(self) -> None:
-        self.counters: dict[str, float] = {
-            "requests_total": 0,
-            "prompt_tokens_total": 0,
-            "generation_tokens_total": 0,
-            "prefix_cache_queries_total": 0,
-            "prefix_cache_hits_total": 0,
-            "forced_tokens_total": 0,
-            "spec_decode_num_draft_tokens_total": 0,
-            "spec_decode_num_accepted_tokens_total": 0,
-            "kv_saved_seconds_total": 0.0,  # evaluation time saved by reading files
-            "kv_restored_tokens_total": 0,
-            "kv_dropped_tokens_total": 0,
-            "kv_swaps_total": 0,
-            "passes_total": 0,
-            "pass_seconds_total": 0.0,
-        }
+        self.counters: dict[str, float] = dict.fromkeys(_COUNTERS, 0)
         self.ends: dict[str, int] = {}
         self.rejections: dict[str, int] = {}
         self.histograms = {

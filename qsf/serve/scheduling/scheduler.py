@@ -15,7 +15,6 @@ import traceback
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from qsf.errors import (
     QsfCancelledError,
@@ -27,10 +26,11 @@ from qsf.errors import (
 from qsf.options import MAX_U32
 from qsf.passes import PassItem, Wants
 from qsf.serve.http.problems import Problem, problem_of
+from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Event, Job, Slot, State
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.slot_files import SlotFiles
-from qsf.serve.scheduling.slots import Engine, Slots
+from qsf.serve.scheduling.slots import Slots
 
 _MAX_RETRY_SECONDS = 60
 _WEIGHT = 0.2  # weight of the newest measurement
@@ -40,32 +40,29 @@ _FIRST_ROWS = 32  # before the first measurement
 _STREAMED_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """Limits of waiting: how many jobs, and how long."""
-
-    max_waiting: int = 32
-    max_waiting_tokens: int = 1 << 20
-    queue_seconds: float = 120.0
-    pass_seconds: float = 0.1
-
-
 class Scheduler:
     """Runs jobs and sends their events. ``submit`` and ``cancel`` may be called from any thread."""
 
     def __init__(
         self,
-        engine: Engine,
-        limits: Limits,
+        engine: ModelEngine,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
         files: SlotFiles | None = None,
+        *,
+        max_waiting: int = 32,
+        max_waiting_tokens: int = 1 << 20,
+        queue_seconds: float = 120.0,
+        pass_seconds: float = 0.1,
     ) -> None:
-        self._engine = engine
-        self._limits = limits
-        self._metrics = metrics
-        self._clock = clock
-        self._pace = Pace(limits.pass_seconds)
+        """Set how many jobs and tokens may wait and how long, and the longest pass beside others.
+
+        Infinity: no limit.
+        """
+        self._engine, self._metrics, self._clock = engine, metrics, clock
+        self._max_waiting, self._max_waiting_tokens = max_waiting, max_waiting_tokens
+        self._queue_seconds = queue_seconds
+        self._pace = Pace(pass_seconds)
         self._slots = Slots(engine, metrics, clock, files)
         self._waiting: dict[str, deque[Job]] = {}  # by owner; the first owner is next
         self._left: list[Job] = []  # jobs that left the queue by cancellation
@@ -90,19 +87,18 @@ class Scheduler:
             self._changed.notify()
 
     def _check_room(self, jobs: Sequence[Job]) -> None:
-        limits = self._limits
         waiting = [job for line in self._waiting.values() for job in line]
         n_free = self._engine.n_running - len(self.running)
         n_behind = max(len(waiting) - n_free, 0)  # the others get slots in the next round
         n_tokens = sum(job.n_prompt for job in waiting)
         n_new = sum(job.n_prompt for job in jobs)
         text = ""
-        if waiting and len(waiting) + len(jobs) - n_free > limits.max_waiting:
-            text = f"{n_behind} requests wait, and {limits.max_waiting} is the limit"
-        elif waiting and n_tokens + n_new > limits.max_waiting_tokens:
+        if waiting and len(waiting) + len(jobs) - n_free > self._max_waiting:
+            text = f"{n_behind} requests wait, and {self._max_waiting} is the limit"
+        elif waiting and n_tokens + n_new > self._max_waiting_tokens:
             text = (
                 f"the prompts that wait would have {n_tokens + n_new} tokens, and "
-                f"{limits.max_waiting_tokens} is the limit"
+                f"{self._max_waiting_tokens} is the limit"
             )
         if text:
             seconds = (n_tokens + n_new) / max(self._pace.tokens_per_second, 1.0)
@@ -239,8 +235,8 @@ class Scheduler:
             return problem
         if problem is None and self._is_closed:
             return _shutting_down()
-        if problem is None and now - job.arrived >= self._limits.queue_seconds:
-            text = f"it has waited for more than {self._limits.queue_seconds:g} s"
+        if problem is None and now - job.arrived >= self._queue_seconds:
+            text = f"it has waited for more than {self._queue_seconds:g} s"
             return Problem(503, "queue_timeout", text, retry_seconds=10)
         return problem
 

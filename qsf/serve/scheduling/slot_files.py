@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from qsf.errors import (
     QsfArgumentError,
@@ -30,6 +30,7 @@ from qsf.system import files
 from qsf.text.arguments import count_common
 
 if TYPE_CHECKING:
+    from qsf.serve.scheduling.engine import ModelEngine
     from qsf.serve.scheduling.job import Slot
 
 # The tokens of all files are kept in memory, 1 MB, and compared with each prompt.
@@ -41,16 +42,6 @@ _LEAST_SECONDS = 1e-3  # least time without use in the value
 _SUFFIX = ".qsfs"
 # Most memory for reading a head: the tokens of the longest context, without a conversation.
 _HEAD_BYTES = 4 << 20
-
-
-class FileEngine(Protocol):
-    """The part of the engine that writes and reads states of slots."""
-
-    def state_key(self) -> bytes: ...
-    def state_bytes(self, slot: int) -> int: ...
-    def save(self, slot: int, path: Path, owner: str) -> None: ...
-    def tokens(self, slot: int) -> array[int]: ...
-    def load(self, slot: int, path: Path) -> tuple[int, str]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -70,7 +61,7 @@ class SlotFiles:
     def __init__(
         self,
         folder: Path,
-        engine: FileEngine,
+        engine: ModelEngine,
         limit_bytes: int,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,

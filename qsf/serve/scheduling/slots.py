@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
-from qsf.passes import Chosen, PassItem
+from qsf.passes import PassItem
+from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Job, Slot, State
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.slot_files import Costs, SlotFiles, value
@@ -27,50 +27,15 @@ _MEASURED_TOKENS = 64
 _PINNED_SALT = "prefix"  # no job has this salt
 
 
-class Engine(Protocol):
-    """The engine of the scheduler: slots, each with a sequence of tokens and its KV cache."""
-
-    n_running: int  # slots that may have a job at once: the KV pool has room for so many contexts
-    ctx_tokens: int
-    chunk_tokens: int  # most tokens of a pass
-    logits_rows: int  # most tokens with logits in a pass, if several items want some
-    score_rows: int  # most tokens of an item that wants scores
-    n_drafts: int  # drafts in the latest pass, in addition to its items
-
-    @property
-    def sessions(self) -> Sequence[object]: ...
-    def evaluate(self, items: Sequence[PassItem]) -> list[QsfError | None]:
-        """Evaluate all items in one pass; return the error of each, or None.
-
-        Raises QsfError if the pass failed: slots are then unchanged, or ``n_held`` shows the
-        change; QsfMemoryError if the slots together hold too much.
-        """
-
-    def is_ahead(self, slot: int, token: int) -> bool: ...
-    def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]: ...
-    def scores(self, slot: int, tokens: Sequence[int], n_top: int) -> list[Chosen]: ...
-    def label_scores(self, slot: int, labels: Sequence[int]) -> list[float]: ...
-    def n_held(self, slot: int) -> int: ...
-    def tokens(self, slot: int) -> array[int]: ...
-    def count_common(self, slot: int, tokens: array[int]) -> int: ...
-    def n_again(self, slot: int) -> int:
-        """Return how many tokens the slot has re-evaluated in total, because recurrent states
-        cannot be cut.
-        """
-
-    def keep(self, slot: int, n_tokens: int) -> None:
-        """Forget all but the first tokens of the slot, or all. Raises QsfError."""
-
-    def copy(self, slot: int, source: int, n_tokens: int) -> None: ...
-    def state_bytes(self, slot: int) -> int: ...
-    def cancel(self, slot: int) -> None: ...
-
-
 class Slots:
     """All slots of an engine; only for the scheduler's thread."""
 
     def __init__(
-        self, engine: Engine, metrics: Metrics, clock: Callable[[], float], files: SlotFiles | None
+        self,
+        engine: ModelEngine,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        files: SlotFiles | None,
     ) -> None:
         """Start with the engine's tokens; ``files`` stores evicted slots."""
         self._engine = engine

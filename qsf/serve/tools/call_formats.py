@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -84,14 +84,23 @@ class Format:
         """An answer has at most one call: in Harmony a call ends the answer."""
         return self.begin == CALL_BEGIN
 
-    def written(self, values: Mapping[str, Any]) -> str:
-        """Return arguments in this notation."""
+    def write(self, calls: Iterable[tuple[str, Mapping[str, Any], int]]) -> str:
+        """Return calls (name, arguments, number) as a model of the family writes them."""
+        texts = (
+            f"{self.before}{name}{f':{number}' if self.is_numbered else ''}"
+            f"{self.middle}{self._written(values)}{self.after}"
+            for name, values, number in calls
+        )
+        return f"{self.first}{self.between.join(texts)}{self.last}"
+
+    def _written(self, values: Mapping[str, Any]) -> str:
         if self.arguments == "json":
             return json.dumps(values, ensure_ascii=False)
         if self.arguments == "python":
-            return write_python(values)
+            texts = {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in values.items()}
+            return ", ".join(f"{name}={text}" for name, text in texts.items())
         if self.arguments == "marked":
-            return write_marked(values)[1:-1]  # the form has the braces
+            return _write_marked(values)[1:-1]  # the form has the braces
         shape = {
             "parameter": "<parameter={}>\n{}\n</parameter>\n",
             "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
@@ -455,14 +464,14 @@ def read_marked(body: str) -> tuple[str, str]:
     return match["name"], "".join(parts)
 
 
-def write_marked(value: Any) -> str:
+def _write_marked(value: Any) -> str:
     """Return a value of arguments as a call has it."""
     if isinstance(value, str):
         return f"{QUOTE}{value}{QUOTE}"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{write_marked(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{_write_marked(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(write_marked, value)) + "]"
+        return "[" + ",".join(map(_write_marked, value)) + "]"
     return json.dumps(value)
 
 
@@ -529,11 +538,3 @@ def _as_json(literal: str) -> str:
         return "" if escaped == "\n" else escaped if escaped == "'" else f"\\\\{escaped}"
 
     return f'"{_LETTER.sub(letter, literal[1:-1])}"'
-
-
-def write_python(values: Mapping[str, Any]) -> str:
-    """Return arguments as they are written between the brackets of a call."""
-    return ", ".join(
-        f"{name}={json.dumps(value) if isinstance(value, str) else repr(value)}"
-        for name, value in values.items()
-    )

@@ -75,29 +75,12 @@ def _description(
     form: Format, tools: Sequence[Mapping[str, Any]], special_names: Sequence[str]
 ) -> Trusted:
     schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
-    example = _written(form, [("FUNCTION", {"PARAMETER": "VALUE"}, 0)])
+    example = form.write([("FUNCTION", {"PARAMETER": "VALUE"}, 0)])
     return Trusted(
         "# Tools\n\nYou can call these functions:\n<tools>\n"
         f"{protected(schemas, special_names)}\n</tools>\n\n"
         f"To call one, end with exactly this, capitals filled in:\n{example}\n\n"
         "If none helps, answer in words."
-    )
-
-
-def _written(form: Format, calls: Sequence[tuple[str, Mapping[str, Any], int]]) -> str:
-    """Return calls (name, arguments, number) in the model's format."""
-    return (
-        form.first
-        + form.between.join(
-            form.before
-            + name
-            + (f":{number}" if form.is_numbered else "")
-            + form.middle
-            + form.written(values)
-            + form.after
-            for name, values, number in calls
-        )
-        + form.last
     )
 
 
@@ -140,7 +123,7 @@ def _without_calls(
     for turn in turns:
         calls = turn.get("tool_calls")
         if calls:
-            written = _written(form, [_protected_call(call, special_names) for call in calls])
+            written = form.write(_protected_call(call, special_names) for call in calls)
             own_text = protected(turn["content"] or "", special_names)
             text = Trusted(f"{own_text}\n{written}" if own_text else written)
             turn = {"role": turn["role"], "content": text}

@@ -216,7 +216,7 @@ class ArgumentsConstraint:
 
 
 def read_tools(
-    tools: Sequence[Tool], choice: str, *, is_parallel: bool, place: str, serving: Serving
+    tools: Sequence[Tool], choice: Any, serving: Serving, *, is_parallel: bool
 ) -> Tools | None:
     """Return the tools of a request; None: no function may be called.
 
@@ -224,67 +224,65 @@ def read_tools(
 
     Args:
         tools: the functions.
-        choice: "none", "auto", "required", or a name.
-        is_parallel: an answer may have several calls.
-        place: name of the field with the functions, for errors.
+        choice: "none", "auto", "required", or a name; None: "auto" if there are tools.
         serving: the model.
+        is_parallel: an answer may have several calls.
     """
-    _check_tools(tools, choice, place)
+    choice = _check_tools(tools, choice)
     if not tools or choice == "none":
         return None
     form = find_format(serving.model.chat_template.tool_source)
     is_known = form is not None
     form = form or GENERIC
     if not is_known:  # a model that knows no calls cannot be trusted with them
-        need_constraints(serving.constraints, place)
+        need_constraints(serving.constraints, "tools")
     strict = [tool for tool in tools if choice == "auto" and (tool.is_strict or not is_known)]
+    if strict and form.arguments != "json":
+        raise invalid(
+            "tools",
+            f"tools: {strict[0].name} is strict, which this model's form of calls ({form.name}) "
+            "allows only with tool_choice required",
+            "unsupported_parameter",
+        )
+    forms = {
+        tool.name: AnswerForm("json_then_text", dict(tool.schema), "tools", tool.is_strict)
+        for tool in strict
+    }
     return Tools(
         tools=tools,
         choice=choice,
         is_parallel=is_parallel and not form.is_single,
         form=form,
         markers=marker_tokens(serving.model.tokenizer),
-        strict=_strict_constraints(strict, form, serving, place),
+        strict={name: constrain(serving.constraints, wanted) for name, wanted in forms.items()},
     )
 
 
-def _check_tools(tools: Sequence[Tool], choice: str, place: str) -> None:
+def _check_tools(tools: Sequence[Tool], choice: Any) -> str:
+    """Return the choice: "none", "auto", "required" or a name. Raises Problem."""
     names = [tool.name for tool in tools]
     if len(tools) > MAX_TOOLS:
-        raise invalid(place, f"{place} has {len(tools)} entries, and {MAX_TOOLS} is the limit")
+        raise invalid("tools", f"tools has {len(tools)} entries, and {MAX_TOOLS} is the limit")
     for name in names:
         if _NAME.fullmatch(name) is None:
-            raise invalid(
-                place,
-                f"{place}: a name must be 1 to 64 letters, digits, '_', '-' or '.', not "
-                f"{shown(name)}",
-            )
+            rule = "1 to 64 letters, digits, '_', '-' or '.'"
+            raise invalid("tools", f"tools: a name must be {rule}, not {shown(name)}")
     if len(set(names)) < len(names):
         name = next(name for name in names if names.count(name) > 1)
-        raise invalid(place, f"{place} has two functions called {name}")
-    if choice == "required" and not tools:
-        raise invalid("tool_choice", f"tool_choice is {choice}, and {place} is empty")
-    if choice not in ("none", "auto", "required", *names):
-        raise invalid("tool_choice", f"tool_choice is {shown(choice)}, and {place} has no such one")
-
-
-def _strict_constraints(
-    strict: Sequence[Tool], form: Format, serving: Serving, place: str
-) -> dict[str, Constraint]:
-    if strict and form.arguments != "json":
+        raise invalid("tools", f"tools has two functions called {name}")
+    if choice is None:
+        choice = "auto"
+    if not isinstance(choice, str):
         raise invalid(
-            place,
-            f"{place}: {strict[0].name} is strict, which this model's form of calls ({form.name}) "
-            "allows only with tool_choice required",
+            "tool_choice",
+            f"tool_choice must be none, auto, required or a function of tools, not {shown(choice)}",
             "unsupported_parameter",
         )
-    return {
-        tool.name: constrain(
-            serving.constraints,
-            AnswerForm("json_then_text", dict(tool.schema), place, tool.is_strict),
-        )
-        for tool in strict
-    }
+    if choice == "required" and not tools:
+        raise invalid("tool_choice", f"tool_choice is {choice}, and tools is empty")
+    if choice not in ("none", "auto", "required", *names):
+        raise invalid("tool_choice", f"tool_choice is {shown(choice)}, and tools has no such one")
+    return choice
 
 
 def tools_constraint(
@@ -337,19 +335,18 @@ class Function(Part):
     input_schema: Any = None
 
 
-def read_function(value: Any, place: str, schema_name: str = "parameters") -> Tool:
+def read_function(value: Any, schema_name: str = "parameters") -> Tool:
     """Return a function from its description in a request. Raises Problem."""
     if not isinstance(value, dict):
-        raise invalid(place, f"{place} must be objects, not {shown(value)}")
-    function, _ = read_part(Function, value, f"{place}.")
+        raise invalid("tools", f"tools must be objects, not {shown(value)}")
+    function, _ = read_part(Function, value, "tools.")
     name, schema = function.name, getattr(function, schema_name)
     if not isinstance(name, str):
-        raise invalid(place, f"{place}: a function has no name, but {shown(name)}")
+        raise invalid("tools", f"tools: a function has no name, but {shown(name)}")
     schema = _NO_PARAMETERS if schema is None else schema
     if not isinstance(schema, dict) or schema.get("type", "object") != "object":
-        raise invalid(
-            place, f"{place}: {schema_name} of {shown(name)} must be the schema of an object"
-        )
+        text = f"tools: {schema_name} of {shown(name)} must be the schema of an object"
+        raise invalid("tools", text)
     return Tool(name, function.description, schema, bool(function.strict))
 
 
@@ -369,19 +366,13 @@ def read_chat_tools(
             raise invalid(
                 "tools", f"tools must be functions, not {shown(kind)}", "unsupported_parameter"
             )
-        tools.append(read_function(value.get("function") if is_nested else value, "tools"))
+        tools.append(read_function(value.get("function") if is_nested else value))
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind == "function":
         choice = _function_name(choice)
     elif kind == "allowed_tools":
         tools, choice = _read_allowed(choice.get("allowed_tools", choice), tools)
-    return read_tools(
-        tools,
-        checked_choice(choice, tools),
-        is_parallel=is_parallel is not False,
-        place="tools",
-        serving=serving,
-    )
+    return read_tools(tools, choice, serving, is_parallel=is_parallel is not False)
 
 
 def _function_name(value: dict[str, Any]) -> Any:
@@ -404,19 +395,6 @@ def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[list[Tool], str]:
         if not any(tool.name == name for tool in tools):
             raise invalid("tool_choice", f"{place} has {shown(name)}, and tools has no such one")
     return [tool for tool in tools if tool.name in names], mode
-
-
-def checked_choice(choice: Any, tools: Sequence[Tool]) -> str:
-    """Return "none", "auto", "required" or a name. Raises Problem."""
-    if choice is None:
-        return "auto" if tools else "none"
-    if not isinstance(choice, str):
-        raise invalid(
-            "tool_choice",
-            f"tool_choice must be none, auto, required or a function of tools, not {shown(choice)}",
-            "unsupported_parameter",
-        )
-    return choice if tools or choice != "auto" else "none"
 
 
 def chat_turns(messages: Sequence[Any]) -> list[Any]:

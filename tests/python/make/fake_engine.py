@@ -7,10 +7,12 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.passes import Chosen, PassItem
+from qsf.serve.scheduling.engine import ModelEngine
 from qsf.serve.scheduling.job import Choosing, Event, Job
 from qsf.text.arguments import count_common
 from qsf.text.sampling import SamplingParams, StopMatcher
@@ -24,7 +26,7 @@ def next_token(tokens: Sequence[int], seed: int) -> int:
     return zlib.crc32(array("I", tokens).tobytes() + seed.to_bytes(8, "little")) % N_VOCAB
 
 
-class FakeEngine:
+class FakeEngine(ModelEngine):
     """Checks what it is asked for; ``failures`` are raised by the next passes, one each."""
 
     def __init__(
@@ -41,7 +43,7 @@ class FakeEngine:
         self.n_loaded = 0
         self.n_running, self.ctx_tokens, self.chunk_tokens = n_slots, ctx_tokens, chunk_tokens
         n_slots += n_kept
-        self.sessions = range(n_slots)
+        self.sessions: Any = range(n_slots)
         self.n_full = 0
         self.logits_rows, self.score_rows = n_slots + 1, 5
         self.held = [array("I") for _ in range(n_slots)]
@@ -220,6 +222,7 @@ class Told:
         owner: str = "",
         stops: Sequence[str] = (),
         max_seconds: float | None = None,
+        is_endless: bool = False,
     ) -> None:
         self.events: list[Event] = []
         self.job = Job(
@@ -228,7 +231,7 @@ class Told:
             max_tokens=max_tokens,
             decoder=Letters(),
             matcher=StopMatcher(stops),
-            end_ids=frozenset({END}),
+            end_ids=frozenset() if is_endless else frozenset({END}),
             sink=lambda _job, event: self.events.append(event),
             owner=owner,
             salt=owner,

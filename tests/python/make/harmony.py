@@ -1,9 +1,10 @@
-"""A small model with gpt-oss's channels in tokenizer and template, and what it is made to say."""
+"""Small models that think: with gpt-oss's channels, and with marks around thoughts."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from make.added_tokens import N_WORDS, make_with_tokens
@@ -53,3 +54,18 @@ def make_harmony(folder: Path) -> Path:
 def said(tokenizer: Tokenizer, text: str = TEXT) -> list[int]:
     """Return the tokens of what the model says."""
     return tokenizer.encode(text, add_prefix=False)
+
+
+MARKS = ("<think>", "</think>")
+# As templates of DeepSeek R1 and Qwen 3 Thinking: the answer begins with thoughts.
+THINKER_TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"
+)
+
+
+def make_thinker(folder: Path, marks: Sequence[str] = MARKS) -> Path:
+    """Return a .qsf file whose tokenizer has the marks, as tokens that are texts too."""
+    checkpoint = make_with_tokens(folder, marks, is_special=False, template=THINKER_TEMPLATE)
+    convert(checkpoint, folder / "m.qsf", quant_type="8bit")
+    return folder / "m.qsf"

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.served import Client, serving
+from make.served import Client
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
@@ -102,12 +100,6 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
         inner, max_size=3),
     max_leaves=5,
 )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, any_model=True) as started:
-        yield started
 
 
 def places(value: Any) -> Iterator[tuple[Any, ...]]:

@@ -23,12 +23,6 @@ from qsf.cli.serve_options import ServeOptions
 PHONE, DESK = (360, 740), (1100, 800)
 
 
-@pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=2) as found:
-        yield found
-
-
 def test_the_page_is_small_and_takes_nothing_from_elsewhere(client: Client) -> None:
     page = client.get("/")
     assert page.status == 200

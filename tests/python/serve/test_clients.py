@@ -4,22 +4,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make.served import Client, break_after, serving
+from make.served import Client, break_after
 
 CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
 FIELDS: Any = {"temperature": 0}
-
-
-@pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=2, any_model=True) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +86,10 @@ def test_responses(client: Client, text: str) -> None:
 
 
 # ---- the clients ----
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAMS = sorted(path for path in (ROOT / "tests" / "clients").glob("*_*.*"))
+INSTALLED = ROOT / "build" / "clients"
 
 
 @pytest.fixture(scope="module")
@@ -187,3 +187,29 @@ def test_anthropic(
         break_after(client, monkeypatch, 4)
         with pytest.raises(anthropic.APIStatusError, match="Input/output error"):
             list(ai.messages.create(**asked, stream=True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda path: str(path.stem))
+def test_a_client_gets_the_text(program: Path, client: Client, text: str, tmp_path: Path) -> None:
+    """Of clients that are too large for every environment: make build/clients.stamp."""
+    interpreter = INSTALLED / "bin" / "python"
+    modules = tmp_path / "node_modules"
+    if program.suffix == ".mjs":
+        interpreter = Path(shutil.which("node") or "node")
+        modules.symlink_to(INSTALLED / "node_modules")
+    is_complete = INSTALLED.with_suffix(".stamp").exists() and interpreter.exists()
+    if not is_complete or (modules.is_symlink() and not modules.is_dir()):
+        pytest.skip("needs make build/clients.stamp, and for some Node 18 with npm")
+    shutil.copy(program, tmp_path)
+    done = subprocess.run(
+        [str(interpreter), program.name, client.url],
+        cwd=tmp_path,
+        env={**os.environ, "HF_HOME": str(tmp_path), "LITELLM_LOCAL_MODEL_COST_MAP": "true"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(json.loads(done.stdout.splitlines()[-1])) <= {text}

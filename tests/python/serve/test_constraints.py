@@ -20,6 +20,7 @@ from qsf.serve.scheduling.job import Job
 from qsf.text.constraints import Constraint
 
 pytest.importorskip("llguidance")
+jsonschema = pytest.importorskip("jsonschema")
 
 CHAT: Any = [{"role": "user", "content": "Tell me a story"}]
 PERSON: Any = {
@@ -38,7 +39,7 @@ PERSON: Any = {
 @pytest.fixture(scope="module")
 def client(tiny_padded_8bit: Path) -> Iterator[Client]:
     """Constraints are on where nobody says otherwise, also for a padded vocabulary."""
-    with serving(tiny_padded_8bit, parallel=3) as found:
+    with serving(tiny_padded_8bit, parallel=4) as found:
         yield found
 
 
@@ -237,3 +238,93 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         answer = plain.post("/v1/completions", prompt="x", response_format={"type": "json_object"})
         assert answer.status == 400
         assert "--constraints off" in answer.error["message"]
+
+
+# ---- keywords that tokens cannot follow ----
+
+UNIQUE: Any = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 3, "maxItems": 3}
+UNIQUE |= {"uniqueItems": True}  # which no answer can have
+NOT_ENFORCED = "x-qsf-unenforced"
+
+
+def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
+    def form(schema: Any) -> Any:
+        return {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+
+    fields: Any = {"messages": CHAT, "max_tokens": 60, "response_format": form(UNIQUE)}
+    answer = client.post("/v1/chat/completions", fields)
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=no"
+    fields["response_format"] = form({**UNIQUE, "minItems": 0, "maxItems": 1})
+    answer = client.post("/v1/chat/completions", fields)
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=yes"
+    fields["response_format"] = form(UNIQUE)
+    answer = client.post("/v1/chat/completions", {**fields, "max_tokens": 1})
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems; holds=unknown"
+    answer = client.post("/v1/chat/completions", {**fields, "stream": True})
+    assert answer.headers[NOT_ENFORCED] == "uniqueItems"
+    assert b"\n: x-qsf-unenforced: uniqueItems; holds=no\n\n" in answer.body
+
+
+# ---- a sample of JSON schemas: every answer validates, or the schema is refused ----
+
+CLOSED = {"additionalProperties": False}
+SMALL = {"type": "integer", "minimum": -9, "maximum": 99}
+POINT: Any = {
+    "type": "object",
+    "properties": {"x": SMALL, "y": SMALL},
+    "required": ["x", "y"],
+    **CLOSED,
+}
+SCHEMAS: dict[str, Any] = {
+    "null and boolean": {"type": ["null", "boolean"]},
+    "integer limits": {"type": "integer", "minimum": -3, "exclusiveMaximum": 100},
+    "number limits": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.5},
+    "multipleOf": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 1000},
+    "string lengths": {"type": "string", "minLength": 2, "maxLength": 9},
+    "pattern": {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]{1,3}$"},
+    "date": {"type": "string", "format": "date"},
+    "enum": {"enum": ["a", 1, None, {"b": [True]}]},
+    "const": {"const": {"a": "\u00e9\n\"\\"}},
+    "array": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4},
+    "tuple": {"type": "array", "prefixItems": [{"type": "null"}, POINT], "items": False,
+              "minItems": 2},
+    "object": POINT,
+    "optional": {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, **CLOSED},
+    "other keys": {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9},
+                   "maxProperties": 2},
+    "anyOf": {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"const": 0},
+                                              "maxItems": 3}]},
+    "allOf": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 7}]},
+    "references": {"$defs": {"p": POINT}, "type": "array", "items": {"$ref": "#/$defs/p"},
+                   "maxItems": 2, "minItems": 1},
+    "recursion": {"$defs": {"t": {"type": "object", "properties": {
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/t"}]}}, "required": ["next"],
+        **CLOSED}}, "$ref": "#/$defs/t"},
+    "false": {"type": "object", "properties": {"a": False}, **CLOSED},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)
+def test_every_answer_validates(client: Client, schema: Any) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+    fields = {
+        "messages": [{"role": "user", "content": "Tell me"}],
+        "response_format": {"type": "json_schema", "json_schema": {"schema": schema}},
+        "max_tokens": 250,
+        "temperature": 1.5,
+        "n": 4,
+    }
+    n_whole = 0
+    for seed in (1, 5):
+        answer = client.post("/v1/chat/completions", {**fields, "seed": seed})
+        if answer.status == 400:  # refused, never dropped
+            assert answer.error["code"] == "invalid_grammar"
+            assert "multipleOf" in schema or "maxProperties" in schema, answer.error
+            return
+        for choice in answer.json["choices"]:
+            if choice["finish_reason"] == "length":
+                continue  # the beginning of one
+            n_whole += 1
+            value = json.loads(choice["message"]["content"])
+            jsonschema.validate(value, schema, jsonschema.Draft202012Validator)
+    assert n_whole > 0

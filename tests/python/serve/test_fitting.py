@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make.served import Client, scripted, serving
+from make.served import Client, scripted
 from qsf.serve.tools.fitting import fit_messages
 from qsf.serve.tools.request import completed
 from qsf.text.chat import ChatTemplate
+
+pytest.importorskip("llguidance")
 
 SCHEMA: Any = {
     "type": "object",
@@ -67,13 +67,6 @@ PHI = LOOP.replace(
     TURN + "{% if 'tools' in message %}{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}"
     "{% endif %}",
 ).replace("m in", "message in").replace("m[", "message[")  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    pytest.importorskip("llguidance")
-    with serving(tiny_chat_8bit, parallel=1, constraints=True) as found:
-        yield found
 
 
 def set_template(client: Client, template: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,12 @@ def test_names_of_the_host(locked: Client) -> None:
         assert not is_loopback(host)
 
 
+def test_http_1_0_has_no_host(locked: Client) -> None:
+    assert locked.send(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+    head = b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n"
+    assert locked.send(head).startswith(b"HTTP/1.1 403 ")
+
+
 def test_origins_of_pages(locked: Client) -> None:
     own = f"http://127.0.0.1:{locked.port}"
     assert locked.get("/health", origin=own).status == 200
@@ -243,17 +249,24 @@ def test_without_descriptors_connections_wait_and_one_line_says_so(
         assert "in memory" in process.stderr.readline()
         n_open = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        first, second = (stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(2))
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open, limits[1]))
-        sock = stack.enter_context(socket.socket(socket.AF_UNIX))
-        sock.connect(place)
-        sock.sendall(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        first.settimeout(30)
+        first.connect(place)
+        first.sendall(HEALTH)
         line = process.stderr.readline()
         assert "error: Too many open files: new connections wait" in line
         time.sleep(1.5)  # the loop tries again
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
-        assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        sock.close()
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (n_open + 1, limits[1]))
+        first.sendall(HEALTH[:9])
+        second.connect(place)
+        time.sleep(0.5)  # it waits while the server is stopped
         process.send_signal(signal.SIGINT)
+        time.sleep(1.2)  # the loop would try again, with a listener that is closed
+        first.sendall(HEALTH[9:])
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
         assert process.wait(60) == 0
         assert process.stderr.read() == "qsf serve: interrupted: answers that run may end first\n"
 

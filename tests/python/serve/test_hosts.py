@@ -280,3 +280,12 @@ def test_a_name_without_its_suffixes_is_the_model(tiny_chat_8bit: Path, tmp_path
         asked = {name: one.post("/v1/completions", {**ASKED, "model": name}) for name in names}
         assert {name: answer.status for name, answer in asked.items()} == names
         assert "m.gguf is" in asked["gpt-99"].error["message"]
+
+
+def test_each_model_has_a_folder_of_its_own() -> None:
+    names = ["a b", "a-b", "a/b", "..", ".", "a.b", "qwen3:4b"]
+    folders = [serve._folder_name(name) for name in names]
+    assert len(set(folders)) == len(names)
+    assert folders[1] == "a-b"
+    assert folders[5] == "a.b"
+    assert not {".", ".."} & set(folders)

@@ -23,12 +23,6 @@ MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")
 
 
 @pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    with serving(tiny_chat_8bit, parallel=2, any_model=True) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with serving(make_harmony(tmp_path_factory.mktemp("harmony")), any_model=True) as found:
         yield found
@@ -89,14 +83,6 @@ def test_generate_has_the_template_or_none(client: Client) -> None:
         ]
         wrong = client.post(path, model="m", options={"top_p": 7})  # it is read all the same
         assert (wrong.status, "top_p" in wrong.json["error"]) == (400, True)
-
-
-def test_a_strict_server_refuses_what_it_does_not_know(tiny_chat_8bit: Path) -> None:
-    with serving(tiny_chat_8bit, strict=True, any_model=True) as client:
-        for path in ("/api/generate", "/api/chat"):
-            wrong = client.post(path, model="m", colour="red")
-            assert wrong.status == 400
-            assert wrong.json["error"].startswith("colour is not known here")
 
 
 def test_what_cannot_be_is_refused_in_its_form(
@@ -205,10 +191,31 @@ def test_completion(client: Client) -> None:
     assert answer.json["content"] == want["choices"][0]["text"]
     *pieces, last = client.post("/completion", **fields, stream=True).events
     assert "".join(piece["content"] for piece in pieces) == answer.json["content"]
+    assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 9)
     several = client.post("/completion", **{**fields, "prompt": ["Once", "A"]}).json
     assert several[0]["content"] == answer.json["content"]
     assert client.post("/completion", **fields, n_probs=21).error["param"] == "n_probs"
+
+
+def test_llama_servers_forms(client: Client) -> None:
+    fields: Any = {"prompt": "hello", "n_predict": 1, "temperature": 0}
+    first = client.post("/completion", {**fields, "n_probs": 3}).json
+    (entry,) = first["completion_probabilities"]
+    assert set(entry) == {"id", "token", "bytes", "logprob", "top_logprobs"}
+    assert entry["top_logprobs"][0]["id"] == entry["id"]
+    assert len(entry["top_logprobs"]) == 3
+    for bias in ([entry["id"], False], [entry["id"], -100], [entry["token"], False]):
+        other = client.post("/completion", {**fields, "logit_bias": [bias]}).json
+        assert other["content"] != first["content"]
+    assert (
+        "completion_probabilities" not in client.post("/completion", {**fields, "n_probs": 0}).json
+    )
+    empty = client.post("/completion", {**fields, "n_predict": 0}).json
+    assert (empty["content"], empty["tokens_predicted"]) == ("", 0)
+    for wrong in ([[1]], [1], [["a", "b"]], [[True, 1]], [[-1, 1]]):
+        answer = client.post("/completion", {**fields, "logit_bias": wrong})
+        assert (answer.status, answer.error["param"]) == (400, "logit_bias")
 
 
 def test_the_requests_of_open_webui(tiny_chat_8bit: Path) -> None:

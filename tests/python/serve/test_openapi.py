@@ -33,40 +33,6 @@ def test_it_has_the_routes(tiny_llama_4bit: Path) -> None:
             assert ("security" in operation) == route.is_open
 
 
-@pytest.fixture(scope="module")
-def description(tiny_llama_4bit: Path) -> Any:
-    with serving(tiny_llama_4bit) as client:
-        return client.get("/openapi.json").json
-
-
-def fields_of(description: Any, path: str) -> dict[str, Any]:
-    body = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]
-    name = body["schema"]["$ref"].rpartition("/")[2]
-    properties: dict[str, Any] = description["components"]["schemas"][name]["properties"]
-    return properties
-
-
-def test_limits_are_those_of_the_checks(description: Any) -> None:
-    fields = fields_of(description, "/v1/completions")
-    for name, limits in (
-        ("temperature", {"type": "number", "minimum": 0, "maximum": 100}),
-        ("logprobs", {"type": "integer", "minimum": 0, "maximum": 20}),
-    ):
-        assert limits.items() <= fields[name]["anyOf"][0].items()
-
-
-def test_all_that_readers_take_is_described(description: Any) -> None:
-    def fields(path: str) -> set[str]:
-        return set(fields_of(description, path))
-
-    assert fields("/v1/chat/completions") >= {"n", "stop", "grammar", "logit_bias", "tool_choice"}
-    assert fields("/v1/completions") >= {"echo", "best_of", "ignore_eos"}
-    assert fields("/v1/responses") >= {"input", "instructions", "reasoning", "text", "tools"}
-    assert fields("/v1/messages") >= {"system", "stop_sequences", "thinking", "top_k"}
-    assert fields("/tokenize") >= {"content", "prompt", "messages", "add_special_tokens"}
-    assert fields("/apply-template") >= {"add_generation_prompt", "chat_template_kwargs"}
-
-
 @pytest.mark.slow
 def test_schemathesis_finds_nothing(tiny_chat_8bit: Path, tmp_path: Path) -> None:
     pytest.importorskip("schemathesis")

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from qsf.cli.serve_options import ServeOptions
 from qsf.file.layout import Dtype
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.scheduling.slot_files import SlotFiles
 
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 150).tolist()
@@ -55,11 +54,10 @@ def test_the_text_is_that_of_a_prompt_alone(
     with qsf.Model(path, ram_budget=None, sessions=3, max_seq_len=200) as model:
         alone = [by_argmax(model, prompt) for prompt in prompts]
     with qsf.Model(path, ram_budget=None, sessions=3, max_seq_len=200) as model:
-        scheduler = Scheduler(engine_of(model), Limits(), Metrics(), time.monotonic)
+        scheduler = Scheduler(engine_of(model), Metrics())
         told = []
         for prompt in prompts:  # each while those before are written
-            told.append(Told(prompt, max_tokens=6))
-            told[-1].job.end_ids = frozenset()
+            told.append(Told(prompt, max_tokens=6, is_endless=True))
             told[-1].job.choosing = greedy(model)
             scheduler.submit([told[-1].job])
             scheduler.step()

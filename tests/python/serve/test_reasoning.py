@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, said
+from make.harmony import ANSWER, TEXT, THOUGHTS, make_harmony, said
 from make.served import Client, scripted, serving
 from qsf.serve.api.openai import encode_messages
 
@@ -66,6 +66,8 @@ def test_responses_begin_with_a_reasoning_item(client: Client) -> None:
         assert of_kind[-1]["text"] == text
     last = events[-1]["response"]["output"]
     assert [item["type"] for item in last] == ["reasoning", "message"]
+    added = [event for event in events if event["type"] == "response.output_item.added"]
+    assert [event["output_index"] for event in added] == [0, 1]
     done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     assert done == last
 
@@ -126,30 +128,6 @@ def test_thoughts_that_are_none_or_alone_are_refused(client: Client, items: Any)
 
 
 # ---- calls of functions ----
-
-
-@pytest.mark.parametrize("script", [CALL], indirect=True)
-def test_a_call(client: Client) -> None:
-    answer = client.post("/v1/chat/completions", messages=CHAT, tools=TOOLS)
-    choice = answer.json["choices"][0]
-    message = choice["message"]
-    assert (message["content"], message["reasoning_content"]) == (None, THOUGHTS)
-    assert [call["function"] for call in message["tool_calls"]] == [
-        {"name": "weather", "arguments": '{"city": "Ulm"}'}
-    ]
-    assert choice["finish_reason"] == "tool_calls"
-    answer = client.post("/v1/chat/completions", messages=CHAT, tools=TOOLS, stream=True)
-    deltas = [event["choices"][0]["delta"] for event in answer.events[:-1]]
-    parts = [part["function"] for delta in deltas for part in delta.get("tool_calls", ())]
-    assert [part["name"] for part in parts if "name" in part] == ["weather"]
-    assert "".join(part["arguments"] for part in parts) == '{"city": "Ulm"}'
-    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == THOUGHTS
-    unasked = client.post("/v1/chat/completions", messages=CHAT).json["choices"][0]["message"]
-    assert "tool_calls" not in unasked
-    message = client.post("/v1/messages", messages=CHAT, max_tokens=100, tools=[
-        {"name": "weather", "input_schema": CITY}
-    ]).json  # fmt: skip
-    assert [block["input"] for block in message["content"]] == [{"city": "Ulm"}]
 
 
 @pytest.mark.parametrize("script", ["Ulm"], indirect=True)

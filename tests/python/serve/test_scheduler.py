@@ -14,7 +14,7 @@ from make.fake_engine import FakeEngine, Told, alone
 from qsf.errors import QsfFormatError, QsfIOError, QsfMemoryError, QsfNumericError
 from qsf.serve.http.problems import Problem
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Pace, Scheduler
+from qsf.serve.scheduling.scheduler import Pace, Scheduler
 
 
 class Clock:
@@ -36,9 +36,9 @@ class Setup:
         self.metrics = Metrics()
         self.scheduler = Scheduler(
             self.engine,
-            Limits(**limits),  # type: ignore[arg-type]
             self.metrics,
             self.clock,
+            **limits,  # type: ignore[arg-type]
         )
 
     def submit(self, *told: Told) -> None:
@@ -55,26 +55,11 @@ def prompt(n: int, first: int = 1) -> list[int]:
     return [(first + i) % 40 + 1 for i in range(n)]
 
 
-def test_a_text_is_the_same_whoever_else_is_served() -> None:
-    setup = Setup(3)
-    told = [Told(prompt(3 + 7 * i, i), seed=i, max_tokens=5 + i) for i in range(6)]
-    for one in told:
-        setup.submit(one)
-        setup.scheduler.step()
-    setup.run()
-    for i, one in enumerate(told):
-        assert one.text == alone(prompt(3 + 7 * i, i), i, 5 + i)
-        assert one.n_ends == 1
-    assert max(len(items) for items in setup.engine.passes) == 3
-
-
 def test_tokens_that_were_guessed_take_no_pass() -> None:
     passes, texts = [], []
     for most_drafts in (0, 4):
         setup = Setup(3, most_drafts=most_drafts)
-        told = [Told(prompt(3 + i, i), max_tokens=20) for i in range(3)]
-        for one in told:
-            one.job.end_ids = frozenset()
+        told = [Told(prompt(3 + i, i), max_tokens=20, is_endless=True) for i in range(3)]
         setup.submit(*told)
         setup.run()
         texts.append([one.text for one in told])
@@ -89,8 +74,8 @@ def test_tokens_that_were_guessed_take_no_pass() -> None:
 
 def test_prompts_go_in_pieces_beside_those_who_decode() -> None:
     setup = Setup(3)
-    first, second, third = Told(prompt(2), max_tokens=50), Told(prompt(40)), Told(prompt(30, 9))
-    first.job.end_ids = frozenset()
+    first = Told(prompt(2), max_tokens=50, is_endless=True)
+    second, third = Told(prompt(40)), Told(prompt(30, 9))
     setup.submit(first)
     setup.scheduler.step()
     setup.submit(second, third)
@@ -121,8 +106,7 @@ def test_a_beginning_is_copied_from_another_slot() -> None:
         setup.clock.now += 0.1
 
     setup.engine.before_pass = tick
-    first = Told(prompt(36), max_tokens=20)
-    first.job.end_ids = frozenset()
+    first = Told(prompt(36), max_tokens=20, is_endless=True)
     setup.submit(first)
     for _ in range(4):
         setup.scheduler.step()
@@ -205,15 +189,13 @@ def test_the_queue_has_an_end_with_both_numbers() -> None:
 
 def test_who_waits_or_runs_too_long_is_told() -> None:
     setup = Setup(1, queue_seconds=10)
-    long, late = Told(prompt(2), max_tokens=60), Told(prompt(3))
-    long.job.end_ids = frozenset()
+    long, late = Told(prompt(2), max_tokens=60, is_endless=True), Told(prompt(3))
     setup.submit(long, late)
     setup.scheduler.step()
     setup.clock.now += 10
     setup.run()
     assert (long.end, late.end) == ("length", "queue_timeout")
-    told = Told(prompt(2), max_tokens=60, max_seconds=5)
-    told.job.end_ids = frozenset()
+    told = Told(prompt(2), max_tokens=60, max_seconds=5, is_endless=True)
     setup.submit(told)
     setup.scheduler.step()
     assert told.end == ""
@@ -286,8 +268,7 @@ def test_closing_lets_those_who_run_end() -> None:
     assert running.text == alone(prompt(2), 1, 4)
     assert waiting.end == "shutting_down"
     again = Setup(1)
-    running = Told(prompt(2), max_tokens=50)
-    running.job.end_ids = frozenset()
+    running = Told(prompt(2), max_tokens=50, is_endless=True)
     again.submit(running)
     again.scheduler.step()
     again.scheduler.close(at_once=True)
@@ -330,8 +311,7 @@ def test_what_was_said_is_kept_as_long_as_there_is_room() -> None:
     setup = Setup(2, n_kept=2)
 
     def answer(first: int) -> Told:
-        told = Told(prompt(30, first), max_tokens=4)
-        told.job.end_ids = frozenset()
+        told = Told(prompt(30, first), max_tokens=4, is_endless=True)
         setup.submit(told)
         setup.run()
         assert told.text == alone(prompt(30, first), 1, 4)

@@ -20,7 +20,7 @@ import pytest
 
 from make.commands import Run
 from make.served import Client, break_after, serving, started, wait_for
-from qsf import Model
+from qsf import Model, QsfFormatError
 from qsf.serve.server import log_json, log_line
 
 START = "Once upon a time"
@@ -76,18 +76,6 @@ def test_a_chat_is_what_chat_says(client: Client, tiny_chat_8bit: Path) -> None:
     assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(e["choices"][0]["delta"].get("content", "") for e in events) == text
     assert events[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
-
-
-def test_the_text_of_a_seed_is_the_same_whoever_else_is_served(client: Client) -> None:
-    asked = [
-        {"prompt": f"{START} there was a {animal}. " * n, "max_tokens": 8 + 5 * n, "seed": n}
-        for n, animal in enumerate(("cat", "dog", "small red bird", "fish", "mouse"), 1)
-    ]
-    alone = [client.post("/v1/completions", one).json["choices"][0]["text"] for one in asked]
-    with ThreadPoolExecutor(5) as pool:
-        for _ in range(3):
-            answers = pool.map(lambda one: client.post("/v1/completions", one), asked)
-            assert [a.json["choices"][0]["text"] for a in answers] == alone
 
 
 def test_several_choices_have_seeds_of_their_own(client: Client) -> None:
@@ -150,6 +138,26 @@ def test_echo_with_logprobs_is_what_the_evaluation_says(
     assert streamed == [choice["logprobs"]["token_logprobs"] for choice in choices]
 
 
+def test_log_probabilities_of_completions(client: Client) -> None:
+    fields: Any = {"prompt": "a \u65e5", "max_tokens": 12, "logprobs": 20, "ignore_eos": True}
+    logprobs = client.post("/v1/completions", fields).json["choices"][0]["logprobs"]
+    assert {len(top) for top in logprobs["top_logprobs"]} == {20}
+    fields |= {"echo": True, "max_tokens": 0}
+    names = client.post("/v1/completions", fields).json["choices"][0]["logprobs"]["tokens"]
+    assert names[-3:] == ["bytes:\\xe6", "bytes:\\x97", "bytes:\\xa5"]
+    fields = {"prompt": "hello world", "max_tokens": 0, "echo": True, "logprobs": 1}
+    answer = client.post("/v1/completions", fields).json
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("hello world", "length")
+    assert len(choice["logprobs"]["token_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert answer["usage"]["completion_tokens"] == 0
+    longer = client.post("/v1/completions", {**fields, "max_tokens": 1}).json["choices"][0]
+    assert longer["logprobs"]["token_logprobs"][:-1] == choice["logprobs"]["token_logprobs"]
+    events = client.post("/v1/completions", {**fields, "stream": True}).events
+    assert "".join(e["choices"][0]["text"] for e in events[:-1]) == "hello world"
+    assert client.post("/v1/chat/completions", messages=CHAT, max_tokens=0).status == 400
+
+
 def test_the_tokenizer_of_a_client_may_be_the_servers(plain: Client, tiny_llama_8bit: Path) -> None:
     """As lm-eval asks: the texts of special tokens are these tokens again."""
     with Model(tiny_llama_8bit, ram_budget=None) as model:
@@ -185,6 +193,9 @@ def test_tokens_and_texts_go_on_where_they_are_told(client: Client) -> None:
     choice = client.post("/v1/completions", {**fields, "stop": stop, "echo": True}).json["choices"]
     assert choice[0]["text"] == START + text[: text.index(stop)]
     assert choice[0]["finish_reason"] == "stop"
+    prompts = [START, "The cat"]
+    both = client.post("/v1/completions", prompt=prompts, max_tokens=1, echo=True).json["choices"]
+    assert [each["text"].startswith(p) for each, p in zip(both, prompts, strict=True)] == [True] * 2
     fields = {"max_tokens": 8, "temperature": 0}
     first = client.post("/v1/chat/completions", {**fields, "messages": CHAT}).json
     text = first["choices"][0]["message"]["content"]
@@ -201,13 +212,10 @@ def test_tokens_and_texts_go_on_where_they_are_told(client: Client) -> None:
 MESSAGE = {"role": "user", "content": "x"}
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"temperature": 101}, "temperature", "from 0 to 100, not 101"),
-    ({"temperature": "hot"}, "temperature", "not 'hot'"),
-    ({"temperature": True}, "temperature", "not True"),
     ({"top_p": -1}, "top_p", "from 0 to 1, not -1"),
     ({"top_k": 1.5}, "top_k", "whole number"),
     ({"seed": 2**64}, "seed", "not 18446744073709551616"),
     ({"max_tokens": 0}, "max_tokens", "at least 1, or -1 for all that fit, not 0"),
-    ({"max_tokens": 10**30}, "max_tokens", "not 1000000"),
     (
         {"max_tokens": 5, "max_completion_tokens": 6},
         "max_completion_tokens",
@@ -223,7 +231,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"1": 101}}, "logit_bias", "-100 to 100"),
     ({"presence_penalty": 3}, "presence_penalty", "from -2 to 2, not 3"),
     ({"top_logprobs": 2}, "top_logprobs", "logprobs is not true"),
-    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "not 21"),
     ({"stream": 1}, "stream", "true or false, not 1"),
     ({"messages": []}, "messages", "at least one message"),
     ({"messages": [MESSAGE] * 257}, "messages", "257 entries, and 256 is the limit"),
@@ -232,8 +239,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user", "content": "x " * 4000}]}, "messages", "512"),
     ({"response_format": {"type": "json_object"}}, "response_format", "--constraints off"),
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "cannot be enforced"),
-    ({"tool_choice": "required"}, "tool_choice", "required"),
-    ({"functions": [{}]}, "functions", "not supported"),
     ({"audio": {"voice": "x"}}, "audio", "not supported"),
     ({"modalities": ["audio"]}, "modalities", "answers are text"),
     ({"grammar": "x"}, "grammar", "--constraints off"),
@@ -341,6 +346,30 @@ def test_paths_and_methods(client: Client) -> None:
     assert client.get("/v1/models/other").status == 404
 
 
+def test_content_that_is_null(client: Client) -> None:
+    """OpenAI's own answers have it; of others it is the request's fault."""
+    turns = [*CHAT, {"role": "assistant", "content": None}, *CHAT]
+    assert client.post("/v1/chat/completions", messages=turns, max_tokens=1).status == 200
+    for role in ("user", "system"):
+        turns = [{"role": role, "content": None}, *CHAT]
+        answer = client.post("/v1/chat/completions", messages=turns, max_tokens=1)
+        assert (answer.status, answer.error["param"]) == (400, "messages")
+        assert f"the content of a message of '{role}' is null" in answer.error["message"]
+
+
+def test_what_a_template_raises_is_the_requests_fault(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> list[int]:
+        raise QsfFormatError("the file's chat template cannot be rendered: line 1: no")
+
+    monkeypatch.setattr(type(client.model), "chat_tokens", fail)
+    for path, name in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+        answer = client.post(path, {name: CHAT, "max_tokens": 1})
+        assert (answer.status, answer.error["param"]) == (400, name)
+        assert f"{name}: the file's chat template cannot" in answer.error["message"]
+
+
 # ---- what else there is ----
 
 
@@ -361,30 +390,20 @@ def test_tokens_and_templates(client: Client) -> None:
     assert (long.status, long.error["code"]) == (400, "context_length_exceeded")
 
 
-@pytest.mark.parametrize("which", ["client", "plain"])
-@pytest.mark.parametrize(
-    "fields",
-    [
+def test_what_tokenises_or_renders_a_chat_refuses_what_a_chat_does(client: Client) -> None:
+    asked: Any = (
         {"messages": [{"role": "user", "content": "x " * 40_000}]},
         {"messages": [{"role": "developer", "content": "short"}, *CHAT]},
-        {"messages": []},
-        {"messages": CHAT, "chat_template_kwargs": {"a": 1}},
         {"messages": CHAT, "chat_template_kwargs": 1},
         {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]},
         {"messages": [{"role": "user"}]},
-        {"messages": [1]},
-    ],
-)
-def test_what_tokenises_or_renders_a_chat_refuses_what_a_chat_does(
-    request: pytest.FixtureRequest, which: str, fields: dict[str, Any]
-) -> None:
-    client = request.getfixturevalue(which)
-    chat = client.post("/v1/chat/completions", max_tokens=1, **fields)
-    for path in ("/apply-template", "/tokenize"):
-        answer = client.post(path, **fields)
-        assert answer.status == chat.status
-        if chat.status != 200:
-            assert answer.error == chat.error
+    )
+    for fields in asked:
+        chat = client.post("/v1/chat/completions", max_tokens=1, **fields)
+        for path in ("/apply-template", "/tokenize"):
+            answer = client.post(path, **fields)
+            assert answer.status == chat.status
+            assert chat.status == 200 or answer.error == chat.error
 
 
 def test_status_pages_have_no_text(client: Client) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -74,6 +75,8 @@ def load(client: Client, first: int) -> None:
     scheduler = client.server.scheduler
     wait_for(lambda: not scheduler.running and not scheduler.n_waiting)
     wait_for(lambda: not client.server._connections)
+    # asyncio closes the socket of a connection after it was told to be lost, in the same turn
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), client.loop).result()
 
 
 @pytest.mark.slow
@@ -103,7 +106,7 @@ def test_random_load_with_faults(tiny_llama_4bit: Path, monkeypatch: pytest.Monk
         n_before = n_files()
         monkeypatch.setattr(engine, "evaluate", fail)
         load(client, 100_000)
-        assert n_files() == n_before
+        assert n_files() <= n_before  # a leak is more
         assert {job.state.value for job in submitted} == {"ended"}
         ends = client.server._metrics.ends
         assert sum(ends.values()) == len(submitted)

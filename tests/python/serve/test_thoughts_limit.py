@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from make.harmony import make_harmony, said
+from make.harmony import make_harmony, make_thinker, said
 from make.served import Answer, Client, serving
-from make.thinkers import make_thinker
 from qsf.passes import Chosen
 
 CHAT: Any = [{"role": "user", "content": "Who are you?"}]

@@ -22,7 +22,7 @@ from make.kind_models import VOCAB
 from make.served import engine_of
 from qsf.serve.scheduling.job import Choosing
 from qsf.serve.scheduling.metrics import Metrics
-from qsf.serve.scheduling.scheduler import Limits, Scheduler
+from qsf.serve.scheduling.scheduler import Scheduler
 from qsf.serve.scheduling.slot_files import Costs, SlotFiles
 
 
@@ -44,12 +44,10 @@ class Tiers:
         self.said: list[str] = []
         self.files = SlotFiles(folder, self.engine, limit_bytes, self.said.append, self.clock)
         self.metrics = Metrics()
-        self.scheduler = Scheduler(self.engine, Limits(), self.metrics, self.clock, self.files)
+        self.scheduler = Scheduler(self.engine, self.metrics, self.clock, self.files)
 
     def submit(self, first: int, n: int = 40, most: int = 8, owner: str = "") -> Told:
-        tokens = prompt(first, n)
-        told = Told(tokens, max_tokens=most, owner=owner)
-        told.job.end_ids = frozenset()
+        told = Told(prompt(first, n), max_tokens=most, owner=owner, is_endless=True)
         self.scheduler.submit([told.job])
         return told
 
@@ -101,8 +99,7 @@ def test_what_goes_on_replaces_its_beginning(tmp_path: Path) -> None:
     tiers = Tiers(tmp_path, n_slots=1)
     tokens = prompt(0, 34)
     for _ in range(3):
-        told = Told(tokens, max_tokens=6)
-        told.job.end_ids = frozenset()
+        told = Told(tokens, max_tokens=6, is_endless=True)
         tiers.scheduler.submit([told.job])
         tiers.run()
         tokens = [*told.job.tokens.tolist(), 3]
@@ -144,6 +141,31 @@ def test_a_full_disk_costs_what_it_would_have_kept(tmp_path: Path) -> None:
     tiers.close()
 
 
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -> None:
+    """Four at a time in the room of one and a half: all are answered, the oldest first."""
+    engine = FakeEngine(4, n_contexts=2, ctx_tokens=64)
+    engine.n_pool = 130
+    clock, metrics = Clock(), Metrics()
+    files = SlotFiles(tmp_path, engine, 1 << 20, print, clock) if has_folder else None
+    scheduler = Scheduler(engine, metrics, clock, files)
+    told = [Told(prompt(i, 36), max_tokens=12, is_endless=True) for i in range(6)]
+    for one in told:
+        scheduler.submit([one.job])
+    for _ in range(1000):
+        if not scheduler.step():
+            break
+        if told[0].n_ends == 0:  # the oldest is never set aside
+            assert told[0].job in scheduler.running
+        assert sum(len(tokens) for tokens in engine.held) <= 130
+    assert [one.text for one in told] == [text(i, 36, 12) for i in range(6)]
+    assert metrics.counters["kv_swaps_total"] >= 2
+    assert metrics.counters["requests_total"] == sum(metrics.ends.values()) == 6
+    assert (engine.n_loaded > 0) == has_folder
+    if files is not None:
+        files.close()
+
+
 def test_a_damaged_file_is_removed_and_computed_again(tmp_path: Path) -> None:
     tiers = Tiers(tmp_path, n_slots=1)
     assert [tiers.ask(first) for first in (0, 1)] == [0, 0]
@@ -164,39 +186,12 @@ def test_a_damaged_file_is_removed_and_computed_again(tmp_path: Path) -> None:
     again.close()
 
 
-@pytest.mark.parametrize("has_folder", [True, False])
-def test_a_full_pool_sets_the_youngest_aside(tmp_path: Path, has_folder: bool) -> None:
-    """Four at a time in the room of one and a half: all are answered, the oldest first."""
-    engine = FakeEngine(4, n_contexts=2, ctx_tokens=64)
-    engine.n_pool = 130
-    clock, metrics = Clock(), Metrics()
-    files = SlotFiles(tmp_path, engine, 1 << 20, print, clock) if has_folder else None
-    scheduler = Scheduler(engine, Limits(), metrics, clock, files)
-    told = [Told(prompt(i, 36), max_tokens=12) for i in range(6)]
-    for one in told:
-        one.job.end_ids = frozenset()
-        scheduler.submit([one.job])
-    for _ in range(1000):
-        if not scheduler.step():
-            break
-        if told[0].n_ends == 0:  # the oldest is never set aside
-            assert told[0].job in scheduler.running
-        assert sum(len(tokens) for tokens in engine.held) <= 130
-    assert [one.text for one in told] == [text(i, 36, 12) for i in range(6)]
-    assert metrics.counters["kv_swaps_total"] >= 2
-    assert metrics.counters["requests_total"] == sum(metrics.ends.values()) == 6
-    assert (engine.n_loaded > 0) == has_folder
-    if files is not None:
-        files.close()
-
-
 @pytest.mark.parametrize("n_steps", [1, 4, 9])
 def test_who_was_set_aside_can_leave(n_steps: int) -> None:
     engine = FakeEngine(3, n_contexts=1)
-    scheduler = Scheduler(engine, Limits(queue_seconds=1), Metrics(), Clock())
-    told = [Told(prompt(i, 30), max_tokens=10) for i in range(3)]
+    scheduler = Scheduler(engine, Metrics(), Clock(), queue_seconds=1)
+    told = [Told(prompt(i, 30), max_tokens=10, is_endless=True) for i in range(3)]
     for one in told:
-        one.job.end_ids = frozenset()
         scheduler.submit([one.job])
     for _ in range(n_steps):
         scheduler.step()
@@ -236,6 +231,13 @@ class AnyTier(RuleBasedStateMachine):
     def finish(self) -> None:
         self.tiers.run()
 
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        """Let a client go, perhaps one whose job was set aside."""
+        if self.asked:
+            told, _, _ = data.draw(st.sampled_from(self.asked))
+            self.tiers.scheduler.cancel(told.job)
+
     @rule(is_killed=st.booleans(), limit_bytes=st.sampled_from([9_000, 20_000, 60_000]))
     def restart(self, is_killed: bool, limit_bytes: int) -> None:
         if is_killed:
@@ -265,7 +267,7 @@ class AnyTier(RuleBasedStateMachine):
             whole = text(first, n)
             assert whole.startswith(told.text)
             if told.n_ends:
-                assert (told.end, told.text) == ("length", whole)
+                assert told.end == "cancelled" or (told.end, told.text) == ("length", whole)
 
     def teardown(self) -> None:
         self.tiers.run()
@@ -350,11 +352,10 @@ def test_bits_after_swaps_and_restarts(
         with qsf.Model(tiny_llama_8bit, sessions=4, kv_contexts=1, **options) as model:
             engine = engine_of(model, 3)
             files = SlotFiles(tmp_path, engine, 64 << 20, pytest.fail)
-            scheduler = Scheduler(engine, Limits(), metrics := Metrics(), files=files)
+            scheduler = Scheduler(engine, metrics := Metrics(), files=files)
             scheduler.prepare()
-            told = [Told(tokens, max_tokens=6) for tokens in prompts]
+            told = [Told(tokens, max_tokens=6, is_endless=True) for tokens in prompts]
             for one in told:
-                one.job.end_ids = frozenset()
                 one.job.choosing = Choosing(params=model.sampling_params(temperature=0), seed=1)
                 scheduler.submit([one.job])
             while scheduler.step():

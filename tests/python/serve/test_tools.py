@@ -1,142 +1,21 @@
-"""Calls of functions: how they are read, enforced and told, in the forms of the model families."""
+"""Calls of functions in requests and answers, in the forms of the model families."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from make.calls import ARGUMENTS, HERMES, WEATHER, form_of
 from make.served import Client, scripted, serving
-from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar, write_marked
+from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.tools.call_reader import CallReader
+from qsf.serve.tools.request import Tools
 
-WEATHER: Any = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 8},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "unit": {"enum": ["C", "F"]},
-    },
-    "required": ["city", "days", "unit"],
-    "additionalProperties": False,
-}
-SCHEMAS: Any = {"weather": WEATHER, "now": {"type": "object", "properties": {}}}
-BY_NAME = {f"{form.name} {form.begin}{form.middle}": form for form in FORMATS}
-ARGUMENTS = {"city": "Ulm } ]", "days": 3, "unit": "C"}
-
-
-def written(form: Format, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls as a model of the family writes them."""
-    return (
-        form.first
-        + form.between.join(
-            form.before
-            + name
-            + form.is_numbered * f":{i}"
-            + form.middle
-            + arguments_text(form, values)
-            + form.after
-            for i, (name, values) in enumerate(calls)
-        )
-        + form.last
-    )
-
-
-def arguments_text(form: Format, values: dict[str, Any]) -> str:
-    if form.arguments in ("json", "marked"):
-        return json.dumps(values) if form.arguments == "json" else write_marked(values)[1:-1]
-    if form.arguments == "python":
-        return ", ".join(f"{key}={value!r}" for key, value in values.items())
-    at = {
-        "parameter": "<parameter={}>\n{}\n</parameter>\n",
-        "arg_key": "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n",
-    }[form.arguments]
-    return "".join(
-        at.format(k, v if isinstance(v, str) else json.dumps(v)) for k, v in values.items()
-    )
-
-
-def read(
-    form: Format, pieces: list[str], *, is_parallel: bool = True
-) -> tuple[str, list[tuple[str, Any]]]:
-    reader = CallReader(form, SCHEMAS, is_parallel=is_parallel)
-    text = ""
-    calls: list[list[str]] = []
-    for more, parts in [*map(reader.push, pieces), reader.finish()]:
-        text += more
-        for part in parts:
-            if part.name:
-                assert len(part.id) == 9
-                calls.append([part.name, part.arguments])
-            else:
-                assert part.index == len(calls) - 1
-                calls[part.index][1] += part.arguments
-    return text, [(name, json.loads(arguments)) for name, arguments in calls]
-
-
-def cut(text: str, n: int) -> list[str]:
-    return [text[i : i + n] for i in range(0, len(text), n)]
-
-
-@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
-def test_calls_are_read_however_the_text_is_cut(form: Format) -> None:
-    calls = [("weather", ARGUMENTS), ("now", {})]
-    said = "I look it up." if form.begin else ""
-    text = f"{said}\n{written(form, *calls)}"
-    if not form.begin:
-        text = "; ".join(written(form, call) for call in calls)
-    for n in (1, 2, 3, 7, len(text)):
-        assert read(form, cut(text, n)) == (said, calls), n
-    assert read(form, list(text), is_parallel=False) == (said, calls[:1])
-
-
-@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
-def test_what_is_no_call_is_text(form: Format) -> None:
-    begin, end = form.begin, form.end
-    for text in (
-        "", " Hello  ", "a <tool b [TOOL c", "1 < 2 and [3]", '{"answer": 42}', "{",
-        written(form, ("unknown", ARGUMENTS)), f"{begin}x", f"{begin} {end} y",
-    ):  # fmt: skip
-        for n in (1, 5, 100):
-            assert read(form, cut(text, n)) == (text, []), n
-
-
-def form_of(name: str) -> Format:
-    return next(form for key, form in BY_NAME.items() if key.startswith(name))
-
-
-HERMES = form_of("Hermes")
-
-
-def test_unusual_json_is_read() -> None:
-    for body in (
-        '{"arguments": {"days": 1}, "name": "weather"}',
-        '\n{ "name" : "weather" , "parameters" : {"days": 1} }\n',
-        '{"name": "weather", "arguments": "{\\"days\\": 1}"}',
-        '[{"name": "weather", "arguments": {"days": 1}, "id": "a}"}]',
-    ):
-        text = f"<tool_call>{body}</tool_call> Done."
-        assert read(HERMES, list(text)) == ("Done.", [("weather", {"days": 1})]), body
-    listed = form_of('Mistral [TOOL_CALLS]"')
-    text = '[TOOL_CALLS] [{"name": "now", "arguments": {}, "id": "123456789"}, '
-    text += '{"name": "weather", "arguments": {"days": 1}}]'
-    assert read(listed, list(text)) == ("", [("now", {}), ("weather", {"days": 1})])
-
-
-def test_arguments_are_told_while_they_are_written() -> None:
-    reader = CallReader(HERMES, SCHEMAS, is_parallel=True)
-    start = '<tool_call>\n{"name": "weather", "arguments": {"city": "U'
-    _, (begun,) = reader.push(start)
-    assert (begun.name, begun.arguments) == ("weather", '{"city": "U')
-    _, (more,) = reader.push("lm")
-    assert (more.name, more.arguments) == ("", "lm")
-
-
-# ---- the server ----
+pytest.importorskip("llguidance")
 
 CHAT: Any = [{"role": "user", "content": "What is the weather in Ulm?"}]
 TOOLS: Any = [
@@ -159,13 +38,6 @@ def set_form(client: Client, form: Format | None, monkeypatch: pytest.MonkeyPatc
     template = client.model.chat_template
     monkeypatch.setattr(template, "_tool_source", TEMPLATE.replace("SIGNS", signs))
     monkeypatch.setattr(template, "_source", TEMPLATE.replace("SIGNS", signs))
-
-
-@pytest.fixture(scope="module")
-def client(tiny_chat_8bit: Path) -> Iterator[Client]:
-    pytest.importorskip("llguidance")
-    with serving(tiny_chat_8bit, parallel=2, constraints=True, any_model=True) as found:
-        yield found
 
 
 @pytest.fixture
@@ -192,7 +64,7 @@ def ask(client: Client, **fields: Any) -> Any:
     return answer.json["choices"][0]
 
 
-@pytest.mark.parametrize("form", BY_NAME.values(), ids=BY_NAME)
+@pytest.mark.parametrize("form", FORMATS, ids=lambda form: form.name + form.middle)
 def test_a_call_that_must_be_is_made(
     client: Client, form: Format, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +90,7 @@ def test_texts_in_elements_are_free(client: Client, monkeypatch: pytest.MonkeyPa
     for name in ("Qwen3-Coder", "GLM"):
         form = form_of(name)
         set_form(client, form, monkeypatch)
-        text = written(form, ("f", {"say": 'a "quoted"\ntext'}))
+        text = form.write([("f", {"say": 'a "quoted"\ntext'}, 0)])
         assert read_as(client, form, tools, text) == {"say": 'a "quoted"\ntext'}
         fields["properties"]["say"]["pattern"] = "a+"
         answer = client.post(
@@ -241,12 +113,12 @@ def read_as(client: Client, form: Format, tools: Any, text: str) -> Any:
 
 
 def test_markers_may_be_special_tokens(client: Client) -> None:
-    from qsf.serve.tools.request import Tools
-
     constraints = client.server.serving.constraints
     assert not isinstance(constraints, str)
-    form, markers = form_of("Mistral [TOOL_CALLS][ARGS]"), {5: "[TOOL_CALLS]", 6: "[ARGS]"}
-    grammar = calls_grammar(form, {"now": SCHEMAS["now"]}, markers, is_parallel=False)
+    form, markers = form_of("Mistral"), {5: "[TOOL_CALLS]", 6: "[ARGS]"}
+    grammar = calls_grammar(
+        form, {"now": {"type": "object", "properties": {}}}, markers, is_parallel=False
+    )
     constraint = constraints.make("lark", grammar, "x")
     tokenizer = client.model.tokenizer
     name = tokenizer.encode("now", add_prefix=False)
@@ -262,7 +134,7 @@ def test_markers_may_be_special_tokens(client: Client) -> None:
 
 def test_a_model_may_call_or_answer(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = [("weather", ARGUMENTS), ("now", {})]
-    scripted(hermes, monkeypatch, "I look.\n" + written(HERMES, *calls))
+    scripted(hermes, monkeypatch, "I look.\n" + HERMES.write((*call, 0) for call in calls))
     choice = ask(hermes)
     assert (choice["message"]["content"], choice["finish_reason"]) == ("I look.", "tool_calls")
     events = hermes.post("/v1/chat/completions", {**FIELDS, "stream": True}).events
@@ -430,7 +302,7 @@ def test_only_allowed_tools_are_offered(hermes: Client) -> None:
 def test_messages_have_blocks(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = [{"name": "weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {}}]
     asked = {"messages": CHAT, "tools": tools, "max_tokens": 150}
-    calls = written(HERMES, ("weather", ARGUMENTS), ("now", {}))
+    calls = HERMES.write([("weather", ARGUMENTS, 0), ("now", {}, 1)])
     scripted(hermes, monkeypatch, "I look.\n" + calls)
     whole = hermes.post("/v1/messages", asked).json
     assert whole["stop_reason"] == "tool_use"
@@ -452,7 +324,7 @@ def test_responses_have_items(hermes: Client, monkeypatch: pytest.MonkeyPatch) -
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     asked = {"input": "What is the weather?", "tools": tools}
     with monkeypatch.context() as patch:
-        scripted(hermes, patch, "I look.\n" + written(HERMES, ("weather", ARGUMENTS)))
+        scripted(hermes, patch, "I look.\n" + HERMES.write([("weather", ARGUMENTS, 0)]))
         whole = hermes.post("/v1/responses", asked).json
         stream = hermes.post("/v1/responses", {**asked, "stream": True}).events
     assert [item["type"] for item in whole["output"]] == ["message", "function_call"]

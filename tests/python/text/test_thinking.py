@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from make.commands import Run
+from make.harmony import MARKS, make_thinker
 from make.terminals import OnTerminal
 from make.terminals import on_terminal as on_terminal
-from make.thinkers import MARKS, make_thinker
 from qsf import Model
 from qsf.errors import QsfArgumentError
 from qsf.text.channels import answer_decoder
