@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from make.jinja_snippets import TEMPLATES
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.usable import with_turn_ends
 from qsf_converter.text.tables import open_tokenizer
 
+# Abridged templates with the features of published ones.
+PUBLISHED = Path(__file__).parents[2] / "data" / "templates"
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -56,7 +58,7 @@ def loop(body: str) -> str:
     return f"{{% for m in messages %}}{body}{{% endfor %}}"
 
 
-# The template, the special tokens of the vocabulary, and which of them end a turn
+# The template (else the published one of that name), the special tokens, and which end a turn
 CASES = {
     "any text": (loop("[{{ m.role }}]{{ m.content }}<eot>\n"), "<eot> <x>", "<eot>"),
     "between turns": (loop("{{ m.content }}{{ ' <x> ' if not loop.last }}"), "<x>", "<x>"),
@@ -67,20 +69,21 @@ CASES = {
     "an answer is refused": ("{{ raise_exception('no') }}", "<x>", ""),
     "known marks": (CHATML, "<|im_end|> <|endoftext|> <|eom_id|> <|call|>", "<|im_end|> <|eom_id|> <|endoftext|>"),
     # A mark of the answer's own comes first
-    "command-r": (TEMPLATES["command-r"], "<|END_RESPONSE|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    "command-r": ("", "<|END_RESPONSE|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
     # An end of the whole instead of the next turn
-    "phi-3": (TEMPLATES["phi-3"], "<|end|> <|user|> </s>", "</s> <|end|>"),
-    "llama-2": (TEMPLATES["llama-2"], "<s> </s>", "</s>"),
-    "gemma": (TEMPLATES["gemma"], "<start_of_turn> <end_of_turn>", "<end_of_turn>"),
+    "phi-3": ("", "<|end|> <|user|> </s>", "</s> <|end|>"),
+    "llama-2": ("", "<s> </s>", "</s>"),
+    "gemma": ("", "<start_of_turn> <end_of_turn>", "<end_of_turn>"),
     # <|end|> is between thoughts and the answer
-    "gpt-oss": (TEMPLATES["gpt-oss"], "<|end|> <|return|> <|call|> <|start|>", "<|return|>"),
-    "qwen3": (TEMPLATES["qwen3"], "<|im_end|> <|im_start|> </think> </tool_call>", "<|im_end|>"),
+    "gpt-oss": ("", "<|end|> <|return|> <|call|> <|start|>", "<|return|>"),
+    "qwen3": ("", "<|im_end|> <|im_start|> </think> </tool_call>", "<|im_end|>"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_ends_of_templates(name: str) -> None:
     template, special, ends = CASES[name]
+    template = template or (PUBLISHED / f"{name}.jinja").read_text("utf-8")
     tokens = {"eos_token": "</s>"} if "</s>" in special else {}
     found = ends_of(template, tokenizer_with(*special.split()), **tokens)
     assert found == (ends.split() or None)
