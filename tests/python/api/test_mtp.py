@@ -173,7 +173,7 @@ def test_a_saved_session_goes_on_with_and_without_the_head(qwen: Path, tmp_path:
 
 @pytest.mark.parametrize("name", mtp_models.FAMILIES)
 def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
-    case = mtp_models.text_part(cases()[name])
+    case = cases()[name].text_part()
     sources = {
         "gguf": mtp_models.write_gguf(case, tmp_path / "m.gguf"),
         "hf": mtp_models.write_hf(case, tmp_path / "m"),

@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calibration layer by layer: what it yields, what it says of itself, and what it refuses."""
+"""Calibration layer by layer, of every family and of experts: what it yields, says and refuses."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +17,20 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from make import calibrated_models
+from make import calibrated_models, golden_families, mtp_models
+from make.commands import Here
 from make.stored import Reader
+from make.tiny_checkpoints import safetensors_bytes
 from oracle import reference
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EMBEDDING_UNIT, Dtype
+from qsf.file.layout import EMBEDDING_UNIT, Dtype, TensorType
+from qsf_converter import convert
 from qsf_converter.calibrate import calibration as calibration_module
+from qsf_converter.calibrate import compensation, type_choice
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
-from qsf_converter.calibrate.texts import CalibrationText, read_calibration_text
-from qsf_converter.convert import convert
+from qsf_converter.calibrate.texts import CalibrationText, bundled_text, read_calibration_text
 from qsf_converter.request import Request
+from qsf_converter.rounding.plan import Policy, make_plan
 
 MODELS: dict[str, Callable[[Path, Path], Path]] = {
     "llama": calibrated_models.small_llama,
@@ -140,20 +148,6 @@ def text_of(folder: Path, text: Path | str, n_tokens: int) -> CalibrationText:
     return found
 
 
-@pytest.mark.slow
-def test_the_bundled_model_is_nearer_with_calibration(
-    tiny_llama_dir: Path, converted: Callable[[str, str], Path]
-) -> None:
-    text = text_of(tiny_llama_dir, "bundled", 4096)
-    held_out = text.held_out[:, :192]
-    with calibrated_models.planned(tiny_llama_dir, Dtype.Q3) as (source, plan):
-        run = Calibration(plan, source.checkpoint, text.fitted[:, :192], held_out)
-        all_data(run)
-    assert run.divergence is not None
-    plain = calibrated_models.mean_kl(tiny_llama_dir, converted("tiny-llama", "3bit"), held_out)
-    assert run.divergence.kl.mean() < 0.85 * plain
-
-
 @pytest.mark.parametrize("name", ["llama-tied-biases", "gpt2-untied"])
 def test_the_bytes_do_not_depend_on_threads_or_ranges_of_the_head(
     name: str, made: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
@@ -203,48 +197,31 @@ def test_floats_are_not_fed_back(made: Callable[[str], Path], tmp_path: Path) ->
             assert reader.read_tensor(tensor) == plain.read_tensor(other)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    ("model", "tensor", "at"),
+    ("model", "tensor", "at", "value"),
     [
-        ("llama", "model.layers.1.mlp.down_proj.weight", (3, 5)),
-        ("llama", "model.layers.2.post_attention_layernorm.weight", (7,)),
-        ("llama", "model.embed_tokens.weight", (700, 3)),
-        ("llama", "model.norm.weight", (2,)),
-        ("llama", "lm_head.weight", (1033, 40)),
-        ("gpt2", "transformer.h.1.attn.c_attn.weight", (9, 95)),
-        ("gpt2", "transformer.h.1.mlp.c_fc.bias", (11,)),
+        ("llama", "model.layers.1.mlp.down_proj.weight", (3, 5), np.nan),
+        ("llama", "model.embed_tokens.weight", (700, 3), np.inf),
+        ("llama", "lm_head.weight", (1033, 40), -np.inf),
+        ("gpt2", "transformer.h.1.attn.c_attn.weight", (9, 95), np.nan),
+        ("gpt2", "transformer.h.1.mlp.c_fc.bias", (11,), np.inf),
     ],
 )
 def test_what_is_not_finite_is_named(
-    value: float,
-    model: str,
-    tensor: str,
-    at: tuple[int, ...],
-    made: Callable[[str], Path],
+    model: str, tensor: str, at: tuple[int, ...], value: float, made: Callable[[str], Path],
     tmp_path: Path,
-) -> None:
-    source = made(model)
-    folder = tmp_path / "m"
-    folder.mkdir()
-    for path in source.iterdir():
-        if path.name != "model.safetensors":
-            (folder / path.name).write_bytes(path.read_bytes())
+) -> None:  # fmt: skip
+    source, folder = made(model), tmp_path / "m"
+    shutil.copytree(source, folder)
     weights = load_file(source / "model.safetensors")
     weights[tensor][at] = value
     save_file(weights, folder / "model.safetensors")
+    text = source.parent / "text.txt"
     with pytest.raises(QsfConversionError) as caught:
-        convert(
-            folder,
-            tmp_path / "out.qsf",
-            calibration=source.parent / "text.txt",
-            calibration_tokens=512,
-        )
+        convert(folder, tmp_path / "out.qsf", calibration=text, calibration_tokens=512)
     assert str(caught.value) == f"tensor {tensor} at {list(at)}: the value is {value:g}"
-    assert sorted(path.name for path in tmp_path.iterdir()) in (
-        ["m"],
-        ["m", "out.qsf.calibration"],
-    )
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left in (["m"], ["m", "out.qsf.calibration"])
 
 
 def test_meta_holds_what_was_measured(made: Callable[[str], Path], tmp_path: Path) -> None:
@@ -271,3 +248,162 @@ def test_meta_holds_what_was_measured(made: Callable[[str], Path], tmp_path: Pat
         assert entry.importance == pytest.approx(layer["importance"], rel=1e-3)
         assert layer["kl_skipped"] > 0
     assert len({layer["importance"] for layer in layers}) == 3
+
+
+@pytest.mark.slow
+def test_the_bundled_model_is_nearer_at_2_bits(
+    tiny_llama_dir: Path, tmp_path: Path, here: Here
+) -> None:
+    """With a text as training sets have it; and what the command says meanwhile."""
+    out, plain, text = tmp_path / "tiny.qsf", tmp_path / "plain.qsf", tmp_path / "stories.jsonl"
+    parts = [part for part in bundled_text()[:200_000].split("\n\n") if part.strip()]
+    text.write_text("".join(json.dumps({"text": part}) + "\n" for part in parts), "utf-8")
+    options = ("--quant-type", "2bit", "--calibration", text, "--calibration-tokens", 1024)
+    done = here(tiny_llama_dir, out, *options, "--threads", 1, "--verbose")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("measuring how much each layer matters ...\n")
+    assert re.search(r"100%,.* of (?!1024 )\d+ tokens", done.stderr)
+    assert re.search(r"100%,.* 1024 of 1024 tokens", done.stderr)
+    assert "warning" not in done.stderr
+    assert "feedback" in done.stdout
+    assert "of stories.jsonl, held out" in done.stdout
+    convert(tiny_llama_dir, plain, quant_type="2bit")
+    held_out = text_of(tiny_llama_dir, text, 1024).held_out
+    kl = [calibrated_models.mean_kl(tiny_llama_dir, file, held_out) for file in (out, plain)]
+    assert kl[0] < 0.9 * kl[1]
+
+
+# ---- experts, and every family ----
+
+
+T = TensorType
+BUNDLED = "bundled"
+N_TOKENS = 1024
+
+
+def test_the_report_counts_experts_that_few_tokens_met(
+    tiny_moe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "model.qsf"
+    monkeypatch.setattr(compensation, "LEAST_TOKENS", 225)
+    report = convert(
+        tiny_moe_dir, path, quant_type="4bit", calibration=BUNDLED, calibration_tokens=N_TOKENS
+    )
+    n_fitted = int((report.quality.calibration or {})["tokens"])
+    for layer in range(4):
+        with Reader(path) as reader:
+            shares = [unit.importance for unit in reader.experts_of(layer)]
+        assert sum(shares) == pytest.approx(2, abs=1e-5)
+        n_plain = sum(round(share * n_fitted) < 225 for share in shares)
+        found = [t for t in report.quality.tensors if t.name == f"{layer}.EXPERTS.FFN_UP"]
+        wanted = {0: "feedback", 8: "rounded"}.get(n_plain, f"feedback, {n_plain} of 8 rounded")
+        assert found[0].action == wanted
+
+
+def test_mixed_gives_experts_fewer_bits_than_what_all_tokens_read(
+    tiny_moe_dir: Path, tmp_path: Path
+) -> None:
+    report = convert(tiny_moe_dir, tmp_path / "model.qsf", quant_type="mixed")
+    types = {tensor.name: tensor.type for tensor in report.quality.tensors}
+    assert types["1.Q"] == types["1.ATTN_OUT"] == "4bit"
+    assert types["1.EXPERTS.FFN_GATE"] == types["1.EXPERTS.FFN_UP"] == "2bit"
+    assert types["1.EXPERT_ROUTER"] == "f16"
+
+
+def test_a_target_size_is_kept_and_used(tiny_moe_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.qsf"
+    for n_bytes in (1_900_000, 2_600_000):
+        convert(tiny_moe_dir, path, target_size=n_bytes / 2**20)
+        assert 0.97 * n_bytes < path.stat().st_size <= n_bytes
+        with Reader(path) as reader:
+            for layer in range(4):
+                dtypes = {tuple(t.dtype for t in e.tensors) for e in reader.experts_of(layer)}
+                assert len(dtypes) == 1  # experts of a layer share their types
+        path.unlink()
+
+
+def test_the_size_of_a_mixture_is_known_to_the_byte(tiny_moe_dir: Path, tmp_path: Path) -> None:
+    path = tmp_path / "model.qsf"
+    convert(tiny_moe_dir, path, quant_type="3bit")
+    with calibrated_models.planned(tiny_moe_dir, Dtype.Q3) as (source, _), Reader(path) as reader:
+        policy = Policy(Dtype.Q3, Dtype.Q8)
+        plan = make_plan(source.family, source.facts, source.checkpoint, policy)
+        others = ("TEXT", "TOKN", "CHAT", "META")
+        sizes = {tag: reader.sections[tag].n_bytes for tag in others}
+        assert type_choice.file_bytes(plan, sizes) == path.stat().st_size
+
+
+def test_a_tensor_of_all_experts_never_lies_in_memory(tmp_path: Path) -> None:
+    n_experts, width, dim = 8, 1024, 2048  # gate and up: 67 MB as f16, 134 MB as f32
+    layer = "model.layers.0."
+    rng = np.random.default_rng(0)
+
+    def some(*shape: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+        return np.resize((rng.standard_normal(65521) * 0.02).astype(np.float32), shape)
+
+    tensors = {
+        "model.embed_tokens.weight": some(256, dim),
+        "model.norm.weight": some(dim),
+        **{f"{layer}{n}.weight": some(dim) for n in _NORMS},
+        **{f"{layer}self_attn.{n}_norm.weight": some(64) for n in "qk"},
+        **{f"{layer}self_attn.{n}_proj.weight": some(128, dim) for n in "qkv"},
+        f"{layer}self_attn.o_proj.weight": some(dim, 128),
+        f"{layer}mlp.gate.weight": some(n_experts, dim),
+        f"{layer}mlp.experts.gate_up_proj": some(n_experts, 2 * width, dim),
+        f"{layer}mlp.experts.down_proj": some(n_experts, dim, width),
+    }
+    (tmp_path / "model.safetensors").write_bytes(safetensors_bytes(tensors, "fp16"))
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "hidden_size": dim, "intermediate_size": width, "moe_intermediate_size": width,
+        "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 64,
+        "vocab_size": 256, "max_position_embeddings": 64, "tie_word_embeddings": True,
+        "num_experts": n_experts, "num_experts_per_tok": 2, "norm_topk_prob": True,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
+    measured = subprocess.run(
+        [sys.executable, "-c", _CONVERT, tmp_path], capture_output=True, text=True, check=True
+    )
+    assert int(measured.stdout) < 130 << 20  # 80 MB on two cores
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+_CONVERT = """
+import sys
+from pathlib import Path
+from qsf_converter import convert
+folder = Path(sys.argv[1])
+convert(folder, folder / "model.qsf", quant_type="2bit-sym")
+status = open("/proc/self/status").read()
+print(int(status.split("VmHWM:")[1].split()[0]) * 1024)
+"""
+
+
+# ---- every family ----
+
+
+# Of each way that streams go: norms, positions, parallel parts, experts, mixers, shared keys.
+NAMES = ("phi", "bloom", "stablelm-heads", "olmo2", "gemma2", "gpt_oss", "qwen3_5_moe+mtp",
+         "nemotron_h-moe", "falcon_h1-norm", "gemma4-moe", "gemma4-own", "deepseek_v2",
+         "minicpm3")  # fmt: skip
+
+
+def kl_of(folder: Path, dtype: Dtype) -> float:
+    """KL of the calibrated model on texts that it was not fitted to."""
+    with calibrated_models.planned(folder, dtype, dtype) as (source, plan):
+        tokens = np.random.default_rng(3).integers(0, 67, (6, 24))
+        run = Calibration(plan, source.checkpoint, tokens[:4], tokens[4:])
+        for unit in run.units():
+            for tensor in unit.tensors:
+                assert all(piece.data for piece in tensor.pieces)
+    assert run.divergence is not None
+    return float(run.divergence.kl.mean())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_both_streams_pass_all_layers(name: str, tmp_path: Path) -> None:
+    case = golden_families.cases()[name.removesuffix("+mtp")]
+    folder = (mtp_models.write_hf if "+mtp" in name else type(case).write)(case, tmp_path / "m")
+    unrounded = abs(kl_of(folder, Dtype.F16))
+    assert unrounded < 1e-7
+    assert 10 * unrounded < kl_of(folder, Dtype.Q8) < 1e-2

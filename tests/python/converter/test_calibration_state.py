@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a calibration keeps: interrupted anywhere and damaged anyhow, the file stays the same."""
+"""What a calibration keeps, interrupted anywhere and damaged anyhow; the texts that it reads."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from make import calibrated_models
+from make.refusals import refusals
+from make.stored import Reader
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.file.layout import Dtype
+from qsf_converter.calibrate import texts
 from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of
+from qsf_converter.calibrate.texts import bundled_text, cut_samples, read_texts
 from qsf_converter.convert import convert
 
 N_LAYERS = 3
@@ -121,19 +129,12 @@ def test_what_is_done_is_not_done_again(
     assert nothing_but(out)
 
 
-def test_interrupted_again_and_again(model: Path, wanted: bytes, tmp_path: Path) -> None:
-    out = tmp_path / "out.qsf"
-    for n_layers in range(1, N_LAYERS + 1):
-        interrupted(model, out, n_layers)
-    assert run(model, out) == wanted
-
-
 def test_interrupted_within_layers(model: Path, wanted: bytes, tmp_path: Path) -> None:
     """At every call of progress, each of which comes a step later than the one before."""
     out = tmp_path / "out.qsf"
     n_calls = 0
     while not out.exists():
-        n_calls += 3
+        n_calls += 7
         assert n_calls < 60
         left = n_calls
 
@@ -206,7 +207,7 @@ def test_what_is_damaged_is_not_believed(
         assert found.sensitivity(lambda: measured) == measured
         # And now it is kept.
         assert found.sensitivity(lambda: pytest.fail("measured again")) == measured
-    elif damage == "header":
+    elif (damage, name) == ("header", "streams-0001.npz"):
         assert run(model, out) == wanted
 
 
@@ -245,9 +246,8 @@ def test_every_type_of_what_was_measured_comes_back(tmp_path: Path) -> None:
     "options",
     [
         {"quant_type": "4bit"},
-        {"embed_type": "4bit"},
         {"calibration_tokens": 640},
-        pytest.param({"quant_type": "mixed"}, marks=pytest.mark.slow),
+        {"calibration": "other"},
     ],
 )
 def test_other_options_are_another_calibration(
@@ -259,23 +259,13 @@ def test_other_options_are_another_calibration(
 ) -> None:
     out = tmp_path / "out.qsf"
     shutil.copytree(half_done, folder_of(out))
+    if "calibration" in options:
+        other = calibrated_models.write_text(tmp_path / "text.txt", seed=6)
+        options = {"calibration": other}
     rounded = layers_rounded(monkeypatch)
     found = run(model, out, **options)
     assert rounded == list(range(N_LAYERS))
     assert found == run(model, tmp_path / "plain.qsf", **options)
-
-
-def test_another_text_or_model_is_another_calibration(
-    model: Path, half_done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(model.parent, copy)
-    calibrated_models.write_text(copy / "text.txt", seed=6)
-    out = copy / "out.qsf"
-    shutil.copytree(half_done, folder_of(out))
-    rounded = layers_rounded(monkeypatch)
-    run(copy / "m", out)
-    assert rounded == list(range(N_LAYERS))
 
 
 def test_threads_and_compression_are_not(
@@ -350,8 +340,205 @@ def test_a_full_disk_ends_the_run_and_the_next_goes_on(
     assert nothing_but(out)
 
 
-def test_what_cannot_be_converted_leaves_no_state(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.qsf"
-    with pytest.raises(QsfConversionError, match="too small"):
-        run(model, out, quant_type="mixed", target_size=1000 / 2**20)
-    assert list(tmp_path.iterdir()) == []
+# The command in a process that gets a signal once two layers are saved.
+SIGNALLED = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from qsf_converter.calibrate.state import CalibrationState
+save = CalibrationState.save
+def saved(self, *args):
+    save(self, *args)
+    if self.n_layers == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+CalibrationState.save = saved
+from qsf_converter.cli import main
+main()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_signal_keeps_what_is_done(model: Path, wanted: bytes, tmp_path: Path) -> None:
+    out, state = tmp_path / "o.qsf", tmp_path / "o.qsf.calibration"
+    options = ["--calibration", model.parent / "text.txt", "--calibration-tokens", "512", "-q"]
+    command = [
+        sys.executable,
+        "-c",
+        SIGNALLED,
+        *map(str, (model, out, "--quant-type", "3bit", *options)),
+    ]
+    for code, said, left in (
+        (130, f"qsf-convert: error: interrupted; the same command continues from there ({state})\n",
+         state),
+        (0, "", out),  # where the first layer is saved again, the signal comes again
+    ):  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+        assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+        assert list(tmp_path.iterdir()) == [left]
+    (tmp_path / "w.qsf").write_bytes(wanted)  # which has not measured the arithmetic
+    with Reader(out) as found, Reader(tmp_path / "w.qsf") as expected:
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i)
+
+
+# ---- texts ----
+
+
+BOS, EOS = 0, 1
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tiny_llama_dir: Path) -> bytes:
+    return (tiny_llama_dir / "tokenizer.json").read_bytes()
+
+
+def ids_of(tokenizer_json: bytes, text: str) -> list[int]:
+    library = tokenizers.Tokenizer.from_buffer(tokenizer_json)
+    library.encode_special_tokens = True
+    return list(library.encode(text, add_special_tokens=False).ids)
+
+
+def text_file(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+# ---- files ----
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.txt", "One.\n\n\nTwo.\n", ["One.\n\n\nTwo.\n"]),
+        ("a.txt", b"\xef\xbb\xbfmark", ["mark"]),
+        ("a", "One\n<|endoftext|>\nTwo <|endoftext|>\r\n<|endoftext|>\r\n  \n", ["One\n",
+            "Two <|endoftext|>\r\n"]),
+        ("a.jsonl", '"x"\n\n{"text": "y", "prompt": "no"}\r\n{"content": "z"}', ["x", "y", "z"]),
+        ("a.jsonl", '{"text": null, "prompt": "p"}\n{"text": " "}\n"\u2028"\n"a\u2028b"\n',
+            ["p", "a\u2028b"]),
+        ("a.JSON", '["x", {"text": "y"}]', ["x", "y"]),
+    ],
+)  # fmt: skip
+def test_files(tmp_path: Path, name: str, content: str | bytes, expected: list[str]) -> None:
+    assert read_texts(text_file(tmp_path, name, content)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        *refusals("texts"),
+        ("a.txt", b"ok\nno \xff\n", "line 2 is not UTF-8 (byte 0xff at offset 6)"),
+        ("a.jsonl", "[" * 100_000, "line 1: nested 100000 deep"),
+    ],
+)  # fmt: skip
+def test_refused_files(tmp_path: Path, name: str, content: str | bytes, message: str) -> None:
+    path = text_file(tmp_path, name, content)
+    with pytest.raises(QsfConversionError) as caught:
+        read_texts(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_the_system_refuses(tmp_path: Path) -> None:
+    with pytest.raises(QsfIOError, match="no such file"):
+        read_texts(tmp_path / "absent.txt")
+    with pytest.raises(QsfIOError):
+        read_texts(tmp_path)
+
+
+# ---- samples ----
+
+
+def test_samples_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
+    both = ["A cat sat on a mat, and it was happy. " * 30, "Dogs <|end_of_text|> bark. " * 30]
+    expected = [*ids_of(tokenizer_json, both[0]), EOS, *ids_of(tokenizer_json, both[1])]
+    found = cut_samples(tokenizer_json, both, n_tokens=65, max_samples=1000, bos_id=BOS, eos_id=EOS)
+    assert found.dtype == np.int32
+    assert found.shape == (len(expected) // 64, 65)
+    assert (found[:, 0] == BOS).all()
+    assert found[:, 1:].ravel().tolist() == expected[: found[:, 1:].size]
+    assert expected.count(EOS) == 1  # what only reads like the token is text
+    bare = cut_samples(tokenizer_json, both, n_tokens=64, max_samples=1000)  # no BOS, no EOS
+    expected.remove(EOS)
+    assert bare.ravel().tolist() == expected[: len(expected) // 64 * 64]
+
+
+def test_samples_are_spread_evenly(tokenizer_json: bytes) -> None:
+    text = " ".join(str(i) for i in range(3000))
+    every = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=10_000, bos_id=BOS)
+    some = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=7, bos_id=BOS)
+    at = [i * len(every) // 7 for i in range(7)]
+    assert len(every) > 70
+    assert (some == every[at]).all()
+    again = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=7, bos_id=BOS)
+    assert (some == again).all()
+
+
+def test_a_short_text_makes_one_shorter_sample(tokenizer_json: bytes) -> None:
+    text = "A cat sat on a mat, and it was happy. " * 6
+    ids = ids_of(tokenizer_json, text)
+    assert 64 <= len(ids) < 200
+    found = cut_samples(tokenizer_json, [text], n_tokens=512, max_samples=8, bos_id=BOS)
+    assert found.tolist() == [[BOS, *ids]]
+
+
+def test_too_little_text(tokenizer_json: bytes) -> None:
+    ids = ids_of(tokenizer_json, "A cat sat.")
+    message = f"the text has {len(ids)} tokens; at least 63 are needed, and 4088 for 8 samples of"
+    with pytest.raises(QsfConversionError, match=message):
+        cut_samples(tokenizer_json, ["A cat sat."], n_tokens=512, max_samples=8, bos_id=BOS)
+    with pytest.raises(QsfConversionError, match="the text has 0 tokens"):
+        cut_samples(tokenizer_json, [], n_tokens=512, max_samples=8)
+    with pytest.raises(QsfConversionError, match="hold no text"):
+        cut_samples(tokenizer_json, ["a"], n_tokens=1, max_samples=8, bos_id=BOS)
+    assert cut_samples(tokenizer_json, ["A cat sat."], n_tokens=3, max_samples=1).shape == (1, 3)
+    with pytest.raises(QsfConversionError, match="text 2 is not valid Unicode"):
+        cut_samples(tokenizer_json, ["fine", "\ud800"], n_tokens=8, max_samples=1)
+
+
+def test_long_texts_are_encoded_in_pieces_without_loss(
+    tokenizer_json: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "".join(f"Line {i} of a long text.\n" for i in range(400)) + "word " * 400 + "x" * 900
+    whole = cut_samples(tokenizer_json, [text], n_tokens=64, max_samples=10_000)
+    monkeypatch.setattr(texts, "_PIECE_CHARS", 500)
+    pieces = list(texts._pieces(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 500
+    assert len(pieces) > 20
+    cut = cut_samples(tokenizer_json, [text.rstrip("x")], n_tokens=64, max_samples=10_000)
+    assert (cut == whole[: len(cut)]).all()  # no piece ends within a token
+
+
+def test_of_far_too_much_text_a_part_is_taken_everywhere(
+    tokenizer_json: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(texts, "_PIECE_CHARS", 50)
+    many = [f"<{i:05}> " * (i % 17) for i in range(4000)]
+    taken = texts._spread(many, 0)
+    chars = "".join(piece for text in taken for piece in text)
+    assert 0.9 * 64 * 50 < len(chars) <= 64 * 50
+    numbers = [int(word.strip("<>")) for word in chars.split() if len(word) == 7]
+    assert max(np.diff([0, *numbers, 4000])) < 300
+    assert numbers == sorted(numbers)
+
+
+# ---- the bundled text ----
+
+
+def test_bundled_text(tokenizer_json: bytes) -> None:
+    text = bundled_text()
+    assert 120_000 <= len(text.encode()) <= 200_000
+    assert "\r" not in text
+    assert "\ufffd" not in text
+    assert "Gutenberg" not in text
+    found = cut_samples(tokenizer_json, [text], n_tokens=256, max_samples=128, bos_id=BOS)
+    assert found.shape == (128, 256)
+
+
+def test_every_part_of_the_bundled_text_has_a_source(project_root: Path) -> None:
+    sources = (
+        project_root / "converter/qsf_converter/calibrate/CALIBRATION_TEXT_SOURCES.md"
+    ).read_text("utf-8")
+    assert json.dumps(len(bundled_text().encode())) in sources.replace(",", "")

@@ -1,20 +1,28 @@
-"""Reading safetensors: what the official package writes, in ranges, and what must be refused."""
+# SPDX-License-Identifier: Apache-2.0
+"""Reading safetensors, and what is opened as a model: directories with weights, GGUF files."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from make import hf_makers
+from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
+from make.commands import Here
 from make.fresh import write_fresh
-from qsf.errors import QsfConversionError, QsfIOError
+from make.refusals import refusals
+from oracle import reference
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf_converter import convert
 from qsf_converter.sources.checkpoint import to_float32
+from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
+from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
+from qsf_converter.sources.source import open_source
 
 
 def weights(dtype: type = np.float32) -> hf_makers.Weights:
@@ -22,27 +30,25 @@ def weights(dtype: type = np.float32) -> hf_makers.Weights:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_values_are_those_that_were_saved(tmp_path: Path, dtype: type) -> None:
+@pytest.mark.parametrize("n_shards", [0, 3])
+def test_values_are_those_that_were_saved(tmp_path: Path, n_shards: int, dtype: type) -> None:
     saved = weights(dtype)
-    save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    if n_shards:
+        hf_makers.write_shards(tmp_path, saved, n_shards)
+    else:
+        save_file(saved, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         assert set(checkpoint.tensors) == set(saved)
+        assert len(checkpoint.paths) == (n_shards or 1)
         for name, values in saved.items():
             tensor = checkpoint.tensors[name]
             assert tensor.shape == values.shape
             raw = checkpoint.read_rows(name, 0, tensor.n_rows)
             assert raw.dtype == dtype
             np.testing.assert_array_equal(raw.reshape(values.shape), values)
-
-
-def test_any_range_of_rows(tmp_path: Path) -> None:
-    saved = weights()
-    save_file(saved, tmp_path / "model.safetensors")
-    with SafetensorsCheckpoint(tmp_path) as checkpoint:
-        for start in range(8):
-            for stop in range(start, 8):
-                rows = checkpoint.read_rows("a", start, stop)
-                np.testing.assert_array_equal(rows.reshape(-1, 5), saved["a"][start:stop])
+        for start, stop in itertools.combinations_with_replacement(range(8), 2):
+            rows = checkpoint.read_rows("a", start, stop)
+            np.testing.assert_array_equal(rows.reshape(-1, 5), saved["a"][start:stop])
         with pytest.raises(IndexError):
             checkpoint.read_rows("a", 5, 8)
 
@@ -55,17 +61,6 @@ def test_bf16_is_the_upper_half_of_f32(tmp_path: Path) -> None:
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         np.testing.assert_array_equal(to_float32(checkpoint.read_rows("x", 0, 2)), expected)
         np.testing.assert_array_equal(to_float32(checkpoint.read_rows("x", 1, 2)), expected[1:])
-
-
-def test_shards_read_as_one(tmp_path: Path) -> None:
-    saved = weights()
-    hf_makers.write_shards(tmp_path, saved, 3)
-    with SafetensorsCheckpoint(tmp_path) as checkpoint:
-        assert set(checkpoint.tensors) == set(saved)
-        assert len(checkpoint.paths) == 3
-        for name, values in saved.items():
-            rows = checkpoint.read_rows(name, 0, checkpoint.tensors[name].n_rows)
-            np.testing.assert_array_equal(rows.reshape(values.shape), values)
 
 
 def read_all(folder: Path, step: int) -> str:
@@ -85,6 +80,7 @@ def test_the_digest_has_all_rows_after_a_sample_of_them(tmp_path: Path) -> None:
                 if stop <= tensor.n_rows or start == 0:
                     checkpoint.read_rows(tensor.name, start, min(stop, tensor.n_rows))
         assert checkpoint.digest() == expected
+        assert checkpoint.digest() == expected
 
 
 def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
@@ -98,16 +94,6 @@ def test_digest_depends_on_the_weights_only(tmp_path: Path) -> None:
     saved["c.d"][1, 8] += 1
     save_file(saved, tmp_path / "other" / "model.safetensors")
     assert read_all(tmp_path / "other", 2) != whole
-
-
-def test_a_second_reading_does_not_change_the_digest(tmp_path: Path) -> None:
-    save_file(weights(), tmp_path / "model.safetensors")
-    with SafetensorsCheckpoint(tmp_path) as checkpoint:
-        for _ in range(2):
-            checkpoint.read_rows("a", 0, 4)
-            checkpoint.read_rows("a", 4, 7)
-            first = checkpoint.digest()
-        assert checkpoint.digest() == first
 
 
 def test_files_are_closed(tmp_path: Path) -> None:
@@ -148,29 +134,10 @@ def write_header(path: Path, header: object, n_data_bytes: int) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(n_data_bytes))
 
 
-def entry(dtype: Any, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
-
-
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ({"x": entry("F32", [2, 2], 0, 12)}, "takes 16 bytes, its entry has 12"),
-        ({"x": entry("F32", [-2, -2], 0, 16)}, "damaged entry"),
-        ({"x": entry("F32", [2, True], 0, 16)}, "damaged entry"),
-        ({"x": entry("F32", [4], 16, 0)}, "damaged entry"),
-        ({"x": entry("F32", "4", 0, 16)}, "damaged entry"),
-        ({"x": entry(7, [4], 0, 16)}, "damaged entry"),
-        ({"x": {"dtype": "F32", "shape": [4]}}, "damaged entry"),
-        ({"x": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}, "damaged entry"),
-        ({"x": entry("F32", [1 << 62, 1 << 62], 0, 16)}, "its entry has 16"),
-        ({"x": 3}, "not an object"),
-        ({"x": entry("F32", [4], 0, 16), "y": entry("F32", [4], 0, 16)}, "overlaps"),
-        ({"x": entry("F32", [2], 0, 8), "y": entry("F32", [3], 4, 16)}, "overlaps"),
-        ({"x": entry("F32", [2], 8, 16)}, "leaves a gap"),
-        ({"x": entry("F32", [5], 0, 20)}, "truncated"),
-        ({"x": entry("F32", [3], 0, 12)}, "damaged: 16 bytes of tensors"),
-        ([1, 2], "not an object"),
+        *refusals("safetensors"),
         (b"{", "damaged safetensors header"),
         (b'{"x": 1, "x": 2}', "twice"),
         (b"[" * 100000, "damaged safetensors header"),
@@ -182,12 +149,14 @@ def test_damaged_headers_are_refused(tmp_path: Path, header: object, message: st
         SafetensorsCheckpoint(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"abc", b"\xff" * 8, b"version https://git-lfs" + b" " * 99]
-)
-def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(QsfConversionError, match="not a safetensors file"):
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    for content in (b"", b"abc", b"\xff" * 8, b"version https://git-lfs" + b" " * 99):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        with pytest.raises(QsfConversionError, match="not a safetensors file"):
+            SafetensorsCheckpoint(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors").mkdir()
+    with pytest.raises(QsfIOError, match=r"model\.safetensors"):
         SafetensorsCheckpoint(tmp_path)
 
 
@@ -247,7 +216,95 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
             checkpoint.read_rows(last.name, 0, last.n_rows)
 
 
-def test_unreadable_weights_are_an_io_error(tmp_path: Path) -> None:
-    (tmp_path / "model.safetensors").mkdir()
-    with pytest.raises(QsfIOError, match=r"model\.safetensors"):
-        SafetensorsCheckpoint(tmp_path)
+# ---- what is opened as a model ----
+
+
+def test_safetensors_are_preferred(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    torch_files.save(folder / "pytorch_model.bin", weights)
+    with open_source(folder) as source:
+        assert isinstance(source.checkpoint, SafetensorsCheckpoint)
+        names = [path.name for path in source.files]
+        assert names == ["model.safetensors", "tokenizer.json", "config.json"]
+    (folder / "model.safetensors").unlink()
+    with open_source(folder) as source:
+        assert isinstance(source.checkpoint, TorchCheckpoint)
+        names = [path.name for path in source.files]
+        assert names == ["pytorch_model.bin", "tokenizer.json", "config.json"]
+    (folder / "pytorch_model.bin").unlink()
+    torch_files.save_shards(folder, weights, 2)
+    hf_makers.write_shards(folder, weights, 3)
+    with open_source(folder) as source:
+        assert isinstance(source.checkpoint, SafetensorsCheckpoint)
+        assert len(source.checkpoint.paths) == 3
+
+
+def test_a_gguf_file_under_any_name(tmp_path: Path) -> None:
+    folder = tiny_checkpoints.make_llama(tmp_path / "m")
+    for name in ("m.gguf", "m.GGUF", "blob"):
+        gguf_files.write(folder, tmp_path / name)
+        with open_source(tmp_path / name) as source:
+            assert isinstance(source.checkpoint, GgufCheckpoint)
+            assert source.origin.name == "m" if "m" in name else "blob"
+    (tmp_path / "not.gguf").write_bytes(b"x" * 100)
+    with pytest.raises(QsfConversionError, match=r"not\.gguf: not a GGUF file"):
+        convert(tmp_path / "not.gguf", tmp_path / "out.qsf")
+    (tmp_path / "blob").write_bytes(b"x" * 100)
+    with pytest.raises(QsfConversionError, match=r"blob: a model directory or a GGUF file is exp"):
+        convert(tmp_path / "blob", tmp_path / "out.qsf")
+
+
+def test_the_source_is_never_replaced(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    path = gguf_files.write(folder, tmp_path / "m.gguf")
+    (folder / "model.safetensors").unlink()
+    torch_files.save(folder / "pytorch_model.bin", weights)
+    for source, out in ((path, path), (folder, folder / "pytorch_model.bin")):
+        before = out.read_bytes()
+        with pytest.raises(QsfArgumentError, match="is a file of the model itself"):
+            convert(source, out, force=True)
+        assert out.read_bytes() == before
+
+
+def test_absence_names_what_was_looked_for(tmp_path: Path) -> None:
+    folder = hf_makers.write_model(tmp_path / "m", hf_makers.LLAMA_CONFIG, None)
+    wanted = (
+        "none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, "
+        "pytorch_model.bin.index.json"
+    )
+    with pytest.raises(QsfConversionError, match=wanted) as caught, open_source(folder):
+        pass
+    assert "there are" not in str(caught.value)
+    (folder / "consolidated.00.pth").write_bytes(b"")
+    (folder / "model-Q4_K_M.gguf").write_bytes(b"")
+    with (
+        pytest.raises(
+            QsfConversionError,
+            match=r"there are consolidated\.00\.pth, model-Q4_K_M.*"
+            r"to convert model-Q4_K_M\.gguf, name the file itself",
+        ),
+        open_source(folder),
+    ):
+        pass  # fmt: skip
+    (folder / "config.json").unlink()
+    with pytest.raises(QsfConversionError, match=r"no config.json.*name the file itself"):
+        convert(folder, tmp_path / "out.qsf")
+    with pytest.raises(QsfIOError, match="gone: no such directory"):
+        convert(tmp_path / "gone", tmp_path / "out.qsf")
+
+
+# ---- the command ----
+
+
+def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path, here: Here) -> None:
+    """What it writes computes what the model in the directory computes."""
+    path = gguf_files.write(tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True)
+    out = tmp_path / "m.qsf"
+    done = here(path, out, "--quant-type", "f16", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert ", a .gguf file, or a name" in " ".join(here("--help").stdout.split())
+    tokens = np.arange(3, 40)
+    expected = reference.forward(reference.load_huggingface(tiny_llama_dir), tokens).logits
+    np.testing.assert_array_equal(
+        reference.forward(reference.load_qsf(out), tokens).logits, expected
+    )

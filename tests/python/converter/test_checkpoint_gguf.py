@@ -1,10 +1,11 @@
-"""Reading GGUF files: the model that they were made from comes out again."""
 # SPDX-License-Identifier: Apache-2.0
+"""Reading GGUF files: the model that they were made from comes out again, in parts too."""
 
 from __future__ import annotations
 
 import json
 import math
+import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +18,14 @@ import pytest
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.fresh import write_fresh
 from make.gguf_files import Type
+from make.refusals import refusals
 from make.stored import Reader
-from qsf.errors import QsfConversionError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.file.gguf_parts import name_without_part, part_names
 from qsf.file.layout import dtype_name
+from qsf.find import store
+from qsf.find.download import wanted_files
+from qsf.find.names import gguf_of, meaning_of
 from qsf_converter import convert
 from qsf_converter.sources.checkpoint import to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
@@ -57,7 +63,6 @@ def assert_same_model(gguf_path: Path, folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "options"),
     [
-        (tiny_checkpoints.make_llama, {}),
         (tiny_checkpoints.make_llama, {"tied_head": True, "n_kv_heads": 1, "head_dim": 10}),
         (tiny_checkpoints.make_llama, {"attention_bias": True, "mlp_bias": True}),
         (tiny_checkpoints.make_llama, {"rope_scaling": LINEAR, "rope_theta": 500.0}),
@@ -159,10 +164,7 @@ def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: s
         pytest.skip(f"the installed gguf does not know {kind_name}")
     kind = Type[kind_name]
     dim, n_heads, n_kv_heads = 256, 4, 2
-    blocks = {
-        "attn_q": random_blocks(kind, dim, dim),
-        "attn_v": random_blocks(kind, dim // 2, dim),
-    }
+    blocks = {"attn_q": random_blocks(kind, dim, dim), "attn_v": random_blocks(kind, dim // 2, dim)}
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     config = {
         **hf_makers.LLAMA_CONFIG,
@@ -187,16 +189,6 @@ def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: s
             np.testing.assert_array_equal(found, whole[f"attn_{short}"])
 
 
-@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_0, Type.BF16])
-def test_a_quantised_file_is_converted(tmp_path: Path, kind: Any) -> None:
-    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=128)
-    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=kind)
-    report = convert(path, tmp_path / "m.qsf", quant_type="f16", embed_type="f16")
-    assert len(report.tensors) == 2 * 9 + 3
-    # The weights are those of the file: f16 keeps all bits but those of small numbers.
-    assert max(tensor.max_error for tensor in report.tensors) < 4e-3
-    is_said = any(f"rounded already ({kind.name})" in warning for warning in report.warnings)
-    assert is_said == (kind != Type.BF16)
 
 
 @pytest.mark.parametrize(
@@ -253,37 +245,7 @@ def test_what_the_file_says_of_itself(tmp_path: Path) -> None:
         assert one.files == (path,)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"llama.expert_count": 8}, "num_experts_per_tok is missing"),
-        ({"llama.attn_logit_softcapping": 50.0}, "softcapping = 50.0 is not supported"),
-        ({"llama.final_logit_softcapping": 30.0}, "softcapping = 30.0 is not supported"),
-        ({"llama.residual_scale": 0.22}, "residual_scale = 0.22 is not supported"),
-        ({"llama.attention.causal": False}, "causal = False is not supported"),
-        ({"llama.rope.dimension_count": 12}, "rope.dimension_count = 12 .* heads of 24"),
-        ({"llama.attention.value_length": 48}, "value_length = 48 .* heads of 24"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope_scaling.factor is missing"),
-        ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv differs between layers"),
-        ({"llama.attention.head_count_kv": 5}, "48 rows, which are not 5 heads"),
-        ({"llama.attention.head_count_kv": 3}, "4 attention heads cannot share 3"),
-        ({"llama.attention.head_count": 0}, "96 rows, which are not 0 heads"),
-        ({"llama.block_count": None}, "no llama.block_count"),
-        (
-            {"llama.attention.head_count": ["4"] * 99},
-            r"96 rows, which are not \['4', '4', [^x]{10,60}\.\.\.\] heads",
-        ),
-        ({"llama.rope.freq_base": "x"}, "as config.json: rope_theta = 'x'"),
-        ({"llama.attention.sliding_window": ["x"]}, "sliding_window = "),
-        ({"general.alignment": 32, "tokenizer.ggml.bos_token_id": "x"}, "bos_token_id = 'x' is"),
-        ({"llama.block_count": 3}, "no tensor model.layers.2.input_layernorm.weight"),
-        ({"llama.context_length": 0}, "as config.json: max_position_embeddings = 0"),
-        ({"llama.embedding_length": "x"}, "as config.json: hidden_size = 'x'"),
-        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "rms_norm_eps = nan"),
-        ({"split.count": [3, 3]}, "its metadata say that it is part"),
-        ({"split.count": 3}, "of 3, which must be up to 512 and part of the name"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), refusals("gguf"))
 def test_models_that_cannot_be_represented(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
@@ -467,3 +429,79 @@ def test_a_file_that_shrinks_and_one_that_is_none(tmp_path: Path) -> None:
             checkpoint.read_rows("model.embed_tokens.weight", 0, 101)
     with pytest.raises(QsfIOError, match=r"gone\.gguf"):
         GgufCheckpoint(tmp_path / "gone.gguf")
+
+
+# ---- files in parts ----
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> Path:
+    """The first of four parts; ``whole.gguf`` beside them is the same model."""
+    folder = tiny_checkpoints.make_llama(tmp_path / "hf")
+    gguf_files.write(folder, tmp_path / "whole.gguf")
+    return gguf_files.write(folder, tmp_path / "m.gguf", n_in_part=6)
+
+
+def test_the_parts_are_the_file(first: Path, tmp_path: Path) -> None:
+    assert first.name == "m-00001-of-00004.gguf"
+    for source in (first, tmp_path / "whole.gguf"):
+        convert(source, tmp_path / f"{source.stem}.qsf")
+    parts, whole = (tmp_path / f"{name}.qsf" for name in ("m-00001-of-00004", "whole"))
+    with Reader(parts) as found, Reader(whole) as expected:
+        assert found.header == expected.header
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i)
+
+
+def test_no_part_is_written_over(first: Path) -> None:
+    last = first.with_name("m-00004-of-00004.gguf")
+    before = last.read_bytes()
+    with pytest.raises(QsfArgumentError, match="is a file of the model itself"):
+        convert(first, last, force=True)
+    assert last.read_bytes() == before
+
+
+def test_a_part_that_is_missing_is_named(first: Path) -> None:
+    first.with_name("m-00003-of-00004.gguf").unlink()
+    with pytest.raises(QsfConversionError, match=r"m-00003-of-00004.gguf is missing.*part 3 of"):
+        convert(first, first.with_name("out.qsf"))
+
+
+def test_parts_that_do_not_belong_together(first: Path, tmp_path: Path) -> None:
+    second, third = (first.with_name(f"m-0000{i}-of-00004.gguf") for i in (2, 3))
+    out = tmp_path / "out.qsf"
+    with pytest.raises(QsfConversionError, match=r"one of 4 parts: name the first, .*m-00001-of"):
+        convert(second, out)
+    shutil.copy(first, tmp_path / "renamed.gguf")
+    with pytest.raises(QsfConversionError, match="part of the name"):
+        convert(tmp_path / "renamed.gguf", out)
+    shutil.copy(third, second)
+    with pytest.raises(QsfConversionError, match=r"00002-of-00004.gguf: .* not part 2 of 4"):
+        convert(first, out)
+    data = third.read_bytes()
+    at = data.index(b"split.no") + len("split.no") + 4
+    second.write_bytes(data[:at] + b"\x01" + data[at + 1 :])
+    with pytest.raises(QsfConversionError, match="is in an earlier part too"):
+        convert(first, out)
+    assert not out.exists()
+
+
+def test_names_of_parts(first: Path, tmp_path: Path) -> None:
+    assert part_names("m.gguf") == ("m.gguf",)
+    assert part_names("m-00001-of-00000.gguf") == ("m-00001-of-00000.gguf",)
+    assert part_names("m-00002-of-00002.gguf")[0] == "m-00001-of-00002.gguf"
+    assert name_without_part("m-Q8_0-00001-of-00002.gguf") == "m-Q8_0.gguf"
+    hub = ["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf", "m-Q8_0.gguf"]
+    assert gguf_of(hub, "q4_0") == hub[0]
+    assert wanted_files("org/m", dict.fromkeys(hub, 1), "Q4_0") == set(hub[:2])
+    with pytest.raises(QsfConversionError, match=r"00002-of-00002\.gguf is missing"):
+        wanted_files("org/m", dict.fromkeys(hub[:1], 1), "Q4_0")
+    assert meaning_of(str(first)).path == first
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    for path in tmp_path.glob("m-*.gguf"):
+        shutil.copy(path, alone)
+    assert meaning_of(str(alone)).path == alone / first.name
+    before = store.fingerprint_of(alone / first.name)
+    (alone / "m-00003-of-00004.gguf").write_bytes(b"")
+    assert store.fingerprint_of(alone / first.name) != before

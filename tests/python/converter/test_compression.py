@@ -1,22 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compressed layers as the writer makes them; holes; the blocks themselves."""
+"""Compressed layers as the writer and the converter make them; holes; failures."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import random
+import re
+import shutil
 import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
 
+import qsf
+from make import hf_makers
+from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from make.stored import Reader, unpack_block, verify_file
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file import layout, writer
 from qsf.file.blocks import pack_block, pack_blocks
 from qsf.file.layout import (
@@ -34,6 +43,8 @@ from qsf.file.layout import (
     tensor_bytes,
 )
 from qsf.file.writer import Writer, crc32_of_zeros
+from qsf_converter import convert
+from qsf_converter.rounding.compression import StoredLayers
 
 MIB = 1 << 20
 CODECS = [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD]
@@ -123,44 +134,6 @@ def test_layers_of_any_content_and_cut_are_read(
             raw_sizes = [raw for _, raw in block_sizes(path)]
             assert raw_sizes[:-1] == [block_bytes] * (len(raw_sizes) - 1)
             assert 1 <= raw_sizes[-1] <= block_bytes
-
-
-@pytest.mark.parametrize("compression", CODECS)
-@pytest.mark.parametrize(
-    ("raw_bytes", "expected"),
-    [
-        (MIB - 64, [MIB - 64]),
-        (MIB, [MIB]),
-        (MIB + 64, [MIB, 64]),
-        (2 * MIB, [MIB, MIB]),
-        (128, [128]),
-    ],
-)
-def test_layers_at_the_edges_of_a_block(
-    tmp_path: Path, compression: Compression, raw_bytes: int, expected: list[int]
-) -> None:
-    path = tmp_path / "m.qsf"
-    data = mixed(raw_bytes - 64) if raw_bytes > 128 else bytes(64)
-    stored = write_layer(path, data, compression)
-    assert stored.compression == compression
-    assert stored.raw_bytes == raw_bytes
-    assert [raw for _, raw in block_sizes(path)] == expected
-    with Reader(path) as r:
-        assert r.read_tensor(r.layers[0].tensors[0]) == data
-    verify_file(path)
-
-
-@pytest.mark.parametrize("compression", CODECS)
-@pytest.mark.parametrize("last", [1, 2, 63])
-def test_a_last_block_of_few_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: Compression, last: int
-) -> None:
-    path = tmp_path / "m.qsf"
-    monkeypatch.setattr(layout, "COMPRESSED_BLOCK_BYTES", 4096 - last)
-    write_layer(path, bytes(4096 - 64), compression)
-    monkeypatch.undo()
-    assert block_sizes(path)[-1][1] == last
-    verify_file(path)
 
 
 # ---- blocks ----
@@ -343,3 +316,168 @@ def test_more_zeros_than_the_tensor_has_are_refused(tmp_path: Path) -> None:
         with pytest.raises(QsfArgumentError, match=r"allowed: 0 \.\. 2"):
             w.write_zeros(n_bytes)
     w.abort()
+
+
+# ---- qsf-convert --compress ----
+
+
+NONE, LZ4, LZ4HC, ZSTD = Compression
+BY_NAME = {"lz4": LZ4, "lz4hc": LZ4HC, "zstd": ZSTD}
+MB = 1e6
+
+
+@pytest.fixture(scope="session")
+def pruned(
+    tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path, tiny_gpt2_dir: Path
+) -> dict[str, Path]:
+    """The bundled models with half of every matrix zero, so that every codec saves something."""
+    folders = {}
+    for name, source in (("tiny-llama", tiny_llama_dir), ("tiny-gpt2", tiny_gpt2_dir)):
+        folder = tmp_path_factory.mktemp("pruned") / name
+        shutil.copytree(source, folder)
+        weights = load_file(folder / "model.safetensors")
+        for tensor in weights.values():
+            if tensor.ndim == 2 and len(tensor) < 2000:
+                tensor[len(tensor) // 2 :] = 0
+        save_file(weights, folder / "model.safetensors")
+        folders[name] = folder
+    return folders
+
+
+# ---- the same model ----
+
+
+@pytest.mark.parametrize(("model", "quant_type"), [("tiny-llama", "4bit"), ("tiny-gpt2", "f16")])
+def test_logits_are_those_of_the_model_without_compression(
+    tmp_path: Path, pruned: dict[str, Path], model: str, quant_type: str
+) -> None:
+    tokens = [0, 17, 300, 41, 5, 999, 2]
+
+    def logits(compress: str) -> tuple[bytes, int]:
+        path = tmp_path / f"{compress}.qsf"
+        convert(pruned[model], path, quant_type=quant_type, compress=compress)
+        with Reader(path) as reader:
+            used = {unit.compression for unit in reader.layers}
+            assert used == {BY_NAME.get(compress, NONE)}
+            assert {reader.embedding.compression, reader.final.compression} == {NONE}
+            reader.verify()
+        with qsf.Model(path, ram_budget=None) as loaded:
+            values = loaded.logits(tokens)
+        assert np.isfinite(values).all()
+        return values.tobytes(), path.stat().st_size
+
+    plain, plain_bytes = logits("none")
+    for compress in BY_NAME:
+        values, n_bytes = logits(compress)
+        assert values == plain
+        assert n_bytes < 0.97 * plain_bytes
+
+
+def test_a_trained_model_is_stored_as_it_is_where_nothing_is_saved(
+    tmp_path: Path, tiny_llama_dir: Path
+) -> None:
+    plain = convert(tiny_llama_dir, tmp_path / "plain.qsf")
+    report = convert(tiny_llama_dir, tmp_path / "lz4.qsf", compress="lz4")
+    assert plain.compression is None
+    assert report.compression == "layers: 6, compression saves less than 3 %: stored as they are"
+    with Reader(tmp_path / "lz4.qsf") as reader:
+        meta = json.loads(reader.read_section("META"))["compression"]
+        assert meta == {"asked": "lz4", "layers": [{"chosen": "none", "ratio": 1.0}] * 6}
+        assert {unit.compression for unit in reader.units} == {NONE}
+    with Reader(tmp_path / "plain.qsf") as reader:
+        assert "compression" not in json.loads(reader.read_section("META"))
+
+
+def test_what_compression_saved_is_said(tmp_path: Path, pruned: dict[str, Path]) -> None:
+    report = convert(pruned["tiny-llama"], tmp_path / "m.qsf", compress="zstd", quant_type="8bit")
+    with Reader(tmp_path / "m.qsf") as reader:
+        layers = reader.layers
+        meta = json.loads(reader.read_section("META"))["compression"]
+    share = sum(unit.stored_bytes for unit in layers) / sum(unit.raw_bytes for unit in layers)
+    assert 0.4 < share < 0.6
+    expected = f"layers: 6, compressed with zstd, stored at {100 * share:.0f} %"
+    assert report.compression == expected
+    assert [layer["chosen"] for layer in meta["layers"]] == ["zstd"] * 6
+    assert meta["layers"][0]["ratio"] == pytest.approx(
+        layers[0].stored_bytes / layers[0].raw_bytes, rel=1e-3
+    )
+
+
+# ---- what is refused, and what is said ----
+
+
+def test_wrong_arguments(tmp_path: Path, tiny_llama_dir: Path) -> None:
+    out = tmp_path / "m.qsf"
+    for options, text in [
+        ({"compress": "gzip"}, "compression gzip is unknown; available: none, lz4, lz4hc, zstd"),
+        ({"compress": "auto"}, "compression auto is unknown"),
+    ]:
+        with pytest.raises(QsfArgumentError, match=text):
+            convert(tiny_llama_dir, out, **options)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_summary_names_the_share_of_all_layers() -> None:
+    layers = StoredLayers("lz4")
+    layers.note(Stored(LZ4, 50, 100))
+    layers.note(Stored(NONE, 300, 300))
+    assert layers.summary() == "layers: 2, 1 of them compressed with lz4, stored at 88 %"
+
+
+# ---- failures ----
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["full", "interrupt"])
+@pytest.mark.parametrize(
+    ("compress", "name"),
+    [("none", "pwrite"), ("lz4", "pwrite"), ("lz4", "pread"), ("lz4", "ftruncate")],
+)
+def test_a_failure_anywhere_leaves_the_old_file_and_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compress: str, error: BaseException, name: str
+) -> None:
+    """The N-th call fails, for a few N, the first and the last."""
+    source, _ = hf_makers.gpt2(tmp_path / "m")
+    out, calls = tmp_path / "m.qsf", FailingCalls(monkeypatch, name, error)
+
+    def run() -> None:
+        convert(source, out, compress=compress, quant_type="2bit", force=True)
+
+    n_calls = calls.during(run)
+    assert n_calls >= 1
+    out.write_bytes(b"the old file")
+    for fail_at in {*range(1, n_calls, max(1, n_calls // 4)), n_calls}:
+        is_full = isinstance(error, OSError)
+        with pytest.raises(QsfIOError if is_full else KeyboardInterrupt) as caught:
+            calls.during(run, fail_at=fail_at)
+        if is_full and name == "pwrite":
+            said = re.fullmatch(
+                rf"{out}: No space left on device after \d+ bytes, about \d+ are needed",
+                str(caught.value),
+            )
+            assert said is not None, caught.value
+        assert out.read_bytes() == b"the old file"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "m.qsf"]
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.startswith(("compress", "quantise"))]
+
+
+def test_a_disk_that_only_the_compressed_file_fits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pruned: dict[str, Path]
+) -> None:
+    """It is not refused early, because nobody knows how far the layers will shrink."""
+    plain = convert(pruned["tiny-llama"], tmp_path / "plain.qsf", quant_type="8bit")
+    packed = convert(
+        pruned["tiny-llama"], tmp_path / "zstd.qsf", quant_type="8bit", compress="zstd"
+    )
+    free = (plain.file_bytes + packed.file_bytes) // 2
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1 << 40, 0, free)
+    )
+    out = tmp_path / "m.qsf"
+    with pytest.raises(QsfIOError, match="needs about"):
+        convert(pruned["tiny-llama"], out, quant_type="8bit")
+    report = convert(pruned["tiny-llama"], out, quant_type="8bit", compress="zstd")
+    assert dataclasses.replace(report, elapsed_s=0.0) == dataclasses.replace(packed, elapsed_s=0.0)
+    free = 10_000
+    with pytest.raises(QsfIOError, match="needs about"):
+        convert(pruned["tiny-llama"], out, compress="zstd", force=True)

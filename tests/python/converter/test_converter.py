@@ -1,9 +1,12 @@
-"""The converter as a library: the weights in the file are those of the checkpoint."""
+# SPDX-License-Identifier: Apache-2.0
+"""The converter as a library: the weights in the file are those of the checkpoint, what the file
+says beside them, and what is refused."""
 
 from __future__ import annotations
 
 import importlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,18 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import hf_makers
-from make.stored import Reader
+from make.refusals import refusals
+from make.stored import Reader, unpack_tokenizer
+from make.tiny_checkpoints import LLAMA3_SCALING
+from qsf import Model
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOError
 from qsf.file.layout import KEPT, Activation, Dtype, Layout, TensorType
 from qsf_converter import convert
-from qsf_converter import convert as convert_function
 from qsf_converter.rounding.plan import QUANT_TYPES
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import dequantise_tiles
+from qsf_converter.sources.architectures import family_of, read_facts
+from qsf_converter.sources.families.family import Facts
 
 T = TensorType
 
@@ -84,58 +92,10 @@ def test_llama_arrives_whole(tmp_path: Path) -> None:
     assert report.warnings == ()
 
 
-def test_gpt2_arrives_split_and_transposed(tmp_path: Path) -> None:
-    folder, weights = hf_makers.gpt2(tmp_path / "m")
-    convert(folder, tmp_path / "out.qsf", quant_type="f16")
-    with Reader(tmp_path / "out.qsf") as reader:
-        assert reader.header.ffn_dim == 4 * 48
-        assert reader.arch.tied_head
-        assert reader.tensor(3, T.HEAD) is None
-        wpos = np.frombuffer(reader.read_section("WPOS"), "<f2").reshape(24, 48)
-        np.testing.assert_array_equal(wpos, weights["transformer.wpe.weight"])
-        for layer in range(2):
-            h = f"transformer.h.{layer}."
-            fused, bias = weights[f"{h}attn.c_attn.weight"], weights[f"{h}attn.c_attn.bias"]
-            expected = {
-                T.Q: fused[:, :48].T,
-                T.K: fused[:, 48:96].T,
-                T.V: fused[:, 96:].T,
-                T.Q_BIAS: bias[:48],
-                T.K_BIAS: bias[48:96],
-                T.V_BIAS: bias[96:],
-                T.ATTN_OUT: weights[f"{h}attn.c_proj.weight"].T,
-                T.ATTN_OUT_BIAS: weights[f"{h}attn.c_proj.bias"],
-                T.FFN_UP: weights[f"{h}mlp.c_fc.weight"].T,
-                T.FFN_UP_BIAS: weights[f"{h}mlp.c_fc.bias"],
-                T.FFN_DOWN: weights[f"{h}mlp.c_proj.weight"].T,
-                T.FFN_DOWN_BIAS: weights[f"{h}mlp.c_proj.bias"],
-                T.ATTN_NORM: weights[f"{h}ln_1.weight"],
-                T.ATTN_NORM_BIAS: weights[f"{h}ln_1.bias"],
-                T.FFN_NORM: weights[f"{h}ln_2.weight"],
-                T.FFN_NORM_BIAS: weights[f"{h}ln_2.bias"],
-            }
-            assert sum(t.unit_idx == layer + 1 for t in reader.tensors) == len(expected)
-            for kind, values in expected.items():
-                np.testing.assert_array_equal(
-                    stored(reader, layer + 1, kind), values.astype(np.float32), err_msg=kind.name
-                )
-        np.testing.assert_array_equal(
-            stored(reader, 3, T.FINAL_NORM_BIAS), weights["transformer.ln_f.bias"]
-        )
-
-
 @pytest.mark.parametrize(
     ("quant", "embed", "dtype", "embed_dtype"),
     [
-        ("2bit", None, Dtype.Q2, Dtype.Q8),
-        ("2bit-sym", None, Dtype.Q2_SYM, Dtype.Q8),
-        ("3bit", None, Dtype.Q3, Dtype.Q8),
-        ("4bit", None, Dtype.Q4, Dtype.Q8),
-        ("4bit-sym", None, Dtype.Q4_SYM, Dtype.Q8),
-        ("4bit-nl", None, Dtype.Q4_NL, Dtype.Q8),
-        ("ternary", None, Dtype.TERNARY, Dtype.Q8),
-        ("ternary-dense", None, Dtype.TERNARY_DENSE, Dtype.Q8),
-        ("8bit", None, Dtype.Q8, Dtype.Q8),
+        *((name, None, dtype, Dtype.Q8) for name, dtype in QUANT_TYPES.items() if name[0] != "f"),
         ("f16", None, Dtype.F16, Dtype.F16),
         ("4bit", "4bit", Dtype.Q4, Dtype.Q4),
         ("2bit", "3bit", Dtype.Q2, Dtype.Q3),
@@ -193,12 +153,25 @@ def test_source_types_give_the_same_file(tmp_path: Path) -> None:
 
 
 def test_sharded_is_single_and_threads_do_not_matter(tmp_path: Path) -> None:
+    """Nor does the prefix of names."""
     folder, weights = hf_makers.gpt2(tmp_path / "a" / "m")
-    sharded = hf_makers.write_model(tmp_path / "b" / "m", hf_makers.GPT2_CONFIG, None)
+    sharded, bare = (
+        hf_makers.write_model(tmp_path / name / "m", hf_makers.GPT2_CONFIG, None) for name in "bc"
+    )
     hf_makers.write_shards(sharded, weights, 3)
-    convert(folder, tmp_path / "one.qsf", threads=1)
+    without = {name.removeprefix("transformer."): values for name, values in weights.items()}
+    save_file(without, bare / "model.safetensors")
+    calls: list[tuple[int, int]] = []
+    report = convert(
+        folder, tmp_path / "one.qsf", threads=1, progress=lambda *done: calls.append(done)
+    )
+    assert calls == sorted(calls)
+    assert calls[-1] == (report.source_bytes, report.source_bytes)
     convert(sharded, tmp_path / "many.qsf", threads=3)
     assert (tmp_path / "one.qsf").read_bytes() == (tmp_path / "many.qsf").read_bytes()
+    convert(bare, tmp_path / "bare.qsf")
+    with Reader(tmp_path / "one.qsf") as a, Reader(tmp_path / "bare.qsf") as b:
+        assert [a.read_unit(i) for i in range(4)] == [b.read_unit(i) for i in range(4)]
 
 
 def test_pieces_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,39 +190,6 @@ def test_pieces_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert a.sections.keys() == b.sections.keys()
             metas = [json.loads(reader.read_section("META")) for reader in (a, b)]
             assert metas[0]["source"] == metas[1]["source"]
-
-
-@pytest.mark.parametrize("make", [hf_makers.llama, hf_makers.gpt2])
-def test_names_without_prefix(tmp_path: Path, make: Callable[[Path], Any]) -> None:
-    folder, weights = make(tmp_path / "a" / "m")
-    convert(folder, tmp_path / "with.qsf")
-    bare = {
-        name.removeprefix("model.").removeprefix("transformer."): values
-        for name, values in weights.items()
-    }
-    config = json.loads((folder / "config.json").read_text())
-    other = hf_makers.write_model(tmp_path / "b" / "m", config, bare)
-    convert(other, tmp_path / "without.qsf")
-    with Reader(tmp_path / "with.qsf") as a, Reader(tmp_path / "without.qsf") as b:
-        assert [a.read_unit(i) for i in range(4)] == [b.read_unit(i) for i in range(4)]
-
-
-def test_biases(tmp_path: Path) -> None:
-    folder, weights = hf_makers.llama(tmp_path / "m", attention_bias=True, mlp_bias=True)
-    convert(folder, tmp_path / "out.qsf")
-    names = {
-        T.Q_BIAS: "self_attn.q",
-        T.K_BIAS: "self_attn.k",
-        T.V_BIAS: "self_attn.v",
-        T.ATTN_OUT_BIAS: "self_attn.o",
-        T.FFN_GATE_BIAS: "mlp.gate",
-        T.FFN_UP_BIAS: "mlp.up",
-        T.FFN_DOWN_BIAS: "mlp.down",
-    }
-    with Reader(tmp_path / "out.qsf") as reader:
-        for kind, name in names.items():
-            expected = weights[f"model.layers.1.{name}_proj.bias"]
-            np.testing.assert_array_equal(stored(reader, 2, kind), expected)
 
 
 def test_tied_heads(tmp_path: Path) -> None:
@@ -287,32 +227,310 @@ def test_a_head_that_repeats_the_embeddings_is_stored_once(tmp_path: Path, row: 
         assert (reader.tensor(3, T.HEAD) is None) is (row is None)
 
 
-def test_gpt2_with_its_own_head(tmp_path: Path) -> None:
-    folder, weights = hf_makers.gpt2(tmp_path / "m", tie_word_embeddings=False)
-    head = np.arange(40 * 48, dtype=np.float16).reshape(40, 48) / 100
-    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors")
-    convert(folder, tmp_path / "out.qsf", embed_type="f16")
-    with Reader(tmp_path / "out.qsf") as reader:
-        assert not reader.arch.tied_head
-        np.testing.assert_array_equal(stored(reader, 3, T.HEAD), head)
-
-
-def test_progress_reaches_the_end(tmp_path: Path) -> None:
-    folder, _ = hf_makers.gpt2(tmp_path / "m")
-    calls: list[tuple[int, int]] = []
-    report = convert(
-        folder, tmp_path / "out.qsf", progress=lambda done, total: calls.append((done, total))
-    )
-    assert calls == sorted(calls)
-    assert calls[-1] == (report.source_bytes, report.source_bytes)
-
-
 def test_every_type_that_is_rounded_to_can_be_asked_for() -> None:
     assert set(QUANT_TYPES.values()) == set(Dtype) - {*KEPT, Dtype.MIXED}
 
 
-def test_public_names() -> None:
-    import qsf_converter
+# ---- what is refused ----
 
-    assert qsf_converter.__all__ == ["Report", "Request", "convert", "convert_as"]
-    assert qsf_converter.convert is convert_function
+
+def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionError) -> None:
+    """Converting raises, says why, and leaves nothing beside the model."""
+    out = folder.parent / "out.qsf"
+    before = sorted(folder.parent.iterdir())
+    with pytest.raises(error, match=message):
+        convert(folder, out)
+    assert sorted(folder.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize(("changes", "message"), refusals("llama"))
+def test_configurations_that_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    config = {**hf_makers.LLAMA_CONFIG, **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    refuse(folder, message)
+
+
+# Of GPT-2
+@pytest.mark.parametrize(("changes", "message"), refusals("gpt2"))
+def test_gpt2_configurations_that_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    folder, _ = hf_makers.gpt2(tmp_path / "m", **changes)
+    refuse(folder, message)
+
+
+def test_a_config_that_is_not_json(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    for content in ("", "{", "[]", "nul", "[" * 100000):
+        (folder / "config.json").write_text(content)
+        refuse(folder, r"config\.json: ")
+
+
+@pytest.mark.parametrize("value", [np.nan, 7e4])
+@pytest.mark.parametrize(
+    ("name", "position"),
+    [
+        ("transformer.h.1.attn.c_attn.weight", (47, 100)),
+        ("transformer.h.0.attn.c_attn.bias", (77,)),
+        ("transformer.wte.weight", (39, 47)),
+        ("transformer.wpe.weight", (20, 1)),
+    ],
+)
+def test_bad_values_are_named(
+    tmp_path: Path, name: str, position: tuple[int, ...], value: float
+) -> None:
+    folder, weights = hf_makers.gpt2(tmp_path / "m", np.float32)
+    weights[name][position] = value
+    save_file(weights, folder / "model.safetensors")
+    fits = value == 7e4 and (name.endswith("bias") or "wte" in name)  # f32; 8-bit: up to 8e6
+    # 4 bits: 7e4 / 15 is a good scale, but a block from -7e4 has no f16 for its min.
+    if value == 7e4 and "h." in name and name.endswith("weight"):
+        weights[name][position] = -value
+        save_file(weights, folder / "model.safetensors")
+    if fits:
+        convert(folder, tmp_path / "out.qsf")
+    else:
+        where = ", ".join(map(str, position))
+        refuse(folder, rf"tensor {name} at \[{where}\]: ".replace(".", r"\."))
+
+
+def test_integer_weights_and_two_names_for_one_tensor(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    weights[name] = np.zeros((20, 72), np.int8)
+    save_file(weights, folder / "model.safetensors")
+    refuse(folder, f"{name} is stored as I8")
+    save_file({**weights, "norm.weight": np.ones(72)}, folder / "model.safetensors")
+    refuse(folder, "has norm.weight and model.norm.weight")
+
+
+def test_existing_files_are_kept_unless_told(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.model"
+    out.write_text("precious")
+    with pytest.raises(QsfArgumentError, match="exists"):
+        convert(folder, out)
+    assert out.read_text() == "precious"
+    (folder / "config.json").rename(folder / "config.txt")
+    with pytest.raises(QsfConversionError):
+        convert(folder, out, force=True)
+    assert out.read_text() == "precious"
+    (folder / "config.txt").rename(folder / "config.json")
+    convert(folder, out, force=True)
+    with Reader(out) as reader:
+        reader.verify()
+    (tmp_path / "link").hardlink_to(folder / "model.safetensors")
+    for path in (folder / "model.safetensors", folder / "config.json", tmp_path / "link"):
+        with pytest.raises(QsfArgumentError, match="of the model itself"):
+            convert(folder, path, force=True)
+
+
+def test_a_link_to_nothing_is_kept_unless_told(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    out = tmp_path / "out.qsf"
+    out.symlink_to("nothing.qsf")
+    with pytest.raises(QsfArgumentError, match="exists; --force replaces it"):
+        convert(folder, out)
+    assert out.readlink() == Path("nothing.qsf")
+    convert(folder, out, force=True)
+    with Reader(out) as reader:
+        reader.verify()
+    assert not out.is_symlink()
+    assert not (tmp_path / "nothing.qsf").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("config.json", "pipe"), ("config.json", "device"), ("config.json", "large"),
+     ("tokenizer.json", "pipe"), ("tokenizer.json", "large"), ("generation_config.json", "device"),
+     ("tokenizer_config.json", "pipe"), ("tokenizer_config.json", "large"),
+     ("model.safetensors.index.json", "large"), ("model.safetensors.index.json", "pipe"),
+     ("model.safetensors", "device"), ("pytorch_model.bin", "pipe"), ("m.gguf", "pipe"),
+     ("m.gguf", "device")],
+)  # fmt: skip
+def test_files_that_never_end_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    """Nothing waits for a writer, and nothing is read to its end."""
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    if name in ("model.safetensors.index.json", "pytorch_model.bin", "m.gguf"):
+        (folder / "model.safetensors").unlink()
+    path = folder / name
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with path.open("wb") as file:
+            file.truncate(65 << 30)
+    said = "66560 MB, allowed: up to 64" if kind == "large" else "not a regular file"
+    refuse(path if name == "m.gguf" else folder, said)
+
+
+def test_bad_outputs(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    with pytest.raises(QsfIOError, match="is a directory"):
+        convert(folder, tmp_path)
+    with pytest.raises(QsfIOError, match="no such directory"):
+        convert(folder, tmp_path / "gone" / "out.qsf")
+
+
+def test_too_little_space_is_seen_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import shutil
+
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1))
+    refuse(folder, "only 0 MB are free", QsfIOError)
+
+
+# ---- what the file says beside the weights ----
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"rope_theta": None, "rope_parameters": {"rope_theta": 7.0}}, (7.0, 0, 1.0)),
+        ({"rope_scaling": None}, (5000.0, 0, 1.0)),
+        ({"rope_scaling": {"rope_type": "default"}}, (5000.0, 0, 1.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, (5000.0, 1, 2.0)),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 9}}, (9, 1, 2.5)),
+        ({"rope_scaling": LLAMA3_SCALING}, (5000.0, 2, 8.0)),
+        ({"rope_parameters": {**LLAMA3_SCALING, "rope_theta": 5e5}}, (5e5, 2, 8.0)),
+    ],
+)
+def test_rope_in_both_spellings(
+    changes: dict[str, Any], expected: tuple[float, int, float]
+) -> None:
+    facts = facts_of({**hf_makers.LLAMA_CONFIG, **changes})
+    a = facts.arch
+    assert (facts.header.rope_theta, a.rope_scaling, a.rope_factor) == expected
+    if a.rope_scaling == 2:
+        of_llama = (a.rope_low_freq_factor, a.rope_high_freq_factor, a.rope_original_tokens)
+        assert of_llama == (1.0, 4.0, 32)
+
+
+def facts_of(config: dict[str, Any]) -> Facts:
+    return read_facts(family_of(config), config)
+
+
+def test_windows_of_mistral_and_names_of_activations() -> None:
+    mistral = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    for changes, window in (
+        ({"sliding_window": None}, 0),
+        ({"sliding_window": 16}, 16),
+        ({"sliding_window": 16, "layer_types": ["full_attention"] * 2}, 0),
+        ({}, 4096),
+    ):
+        facts = facts_of({**hf_makers.LLAMA_CONFIG, **mistral, **changes})
+        assert (facts.header.architecture, facts.arch.window_tokens) == (2, window)
+    for name, activation in (
+        ("gelu_new", Activation.GELU_TANH),
+        ("gelu_pytorch_tanh", Activation.GELU_TANH),
+        ("gelu", Activation.GELU_ERF),
+        ("relu", Activation.RELU),
+        ("silu", Activation.SILU),
+    ):
+        facts = facts_of({**hf_makers.GPT2_CONFIG, "activation_function": name})
+        assert facts.header.activation == activation
+
+
+def test_the_file_brings_tokenizer_and_chat(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    tokenizer = hf_makers.tokenizer_json().replace(b", ", b",   ") + b"\n"
+    generation = {"eos_token_id": [2, 3], "temperature": 0.6}
+    (folder / "tokenizer.json").write_bytes(tokenizer)
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    special = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**special, "chat_template": "{{ é }}"}), encoding="utf-8"
+    )
+    (folder / "special_tokens_map.json").write_text(json.dumps({"unk_token": "<unk>"}))
+    (folder / "README.md").write_text("---\ntags: [x]\nlicense: mit\n---\nlicense: no\n")
+    report = convert(folder, tmp_path / "out.qsf")
+    assert [w for w in report.warnings if "own tokenizer" not in w] == []  # it is none
+
+    def chat() -> dict[str, Any]:
+        with Reader(tmp_path / "out.qsf") as reader:
+            assert unpack_tokenizer(reader.read_section("TOKN")) == tokenizer
+            content: dict[str, Any] = json.loads(reader.read_section("CHAT"))
+            return content
+
+    assert chat() == {
+        "chat_template": "{{ é }}",
+        "special_tokens": {
+            "bos_token": "<s>",
+            "eos_token": "</s>",
+            "unk_token": "<unk>",
+            "add_bos_token": True,
+        },
+        "generation": {"bos_token_id": 1, **generation},
+    }
+    with Reader(tmp_path / "out.qsf") as reader:
+        meta = json.loads(reader.read_section("META"))
+    assert meta["licence"] == "mit"
+    assert meta["source"]["name"] == "m"
+    assert len(meta["source"]["weights_sha256"]) == 64
+
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": "from json"}))
+    convert(folder, tmp_path / "out.qsf", force=True)
+    assert chat()["chat_template"] == "from json"
+    (folder / "chat_template.jinja").write_text("from jinja")
+    convert(folder, tmp_path / "out.qsf", force=True)
+    assert chat()["chat_template"] == "from jinja"
+
+
+def test_token_ids_complete_each_other(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m", bos_token_id=None)
+    ids = {"bos_token_id": 7, "eos_token_id": None, "pad_token_id": 9}
+    (folder / "generation_config.json").write_text(json.dumps(ids))
+    convert(folder, tmp_path / "out.qsf")
+    with Reader(tmp_path / "out.qsf") as reader:
+        h = reader.header
+        assert (h.bos_id, h.eos_id, h.pad_id) == (7, 2, 9)
+        generation = json.loads(reader.read_section("CHAT"))["generation"]
+    assert generation == {"bos_token_id": 7, "eos_token_id": [2, 3], "pad_token_id": 9}
+
+
+def test_chat_templates_in_files_of_their_own(tmp_path: Path) -> None:
+    """As transformers writes them: they are preferred, and their line ends stay."""
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "other"}))
+    (folder / "chat_template.jinja").write_bytes(b"{{ 'd' }}\r\n")
+    convert(folder, tmp_path / "out.qsf")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "tool_use.jinja").write_text("t")
+    convert(folder, tmp_path / "more.qsf")
+    for name, named in (("out", {}), ("more", {"tool_use": "t"})):
+        with Reader(tmp_path / f"{name}.qsf") as reader:
+            chat = json.loads(reader.read_section("CHAT"))
+        assert chat["chat_template"] == "{{ 'd' }}\r\n"
+        assert chat["chat_templates"] == {"default": "{{ 'd' }}\r\n", **named}
+    with Model(tmp_path / "more.qsf", ram_budget=None) as model:
+        user = [{"role": "user", "content": "x"}]
+        assert model.chat_template.render(user) == "d"
+        assert model.chat_template.render(user, tools=[]) == "t"
+
+
+def test_warnings_name_what_is_not_used(tmp_path: Path) -> None:
+    folder, weights = hf_makers.llama(tmp_path / "m")
+    extra = {
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(5, np.float32),
+        "model.layers.0.self_attn.q_proj.bias": np.ones(40, np.float32),
+    }
+    save_file({**weights, **extra}, folder / "model.safetensors")
+    warnings = convert(folder, tmp_path / "out.qsf").warnings
+    assert tuple(w for w in warnings if "own tokenizer" not in w) == (
+        "1 tensors are not used: layers.0.self_attn.q_proj.bias",
+    )
+
+
+def test_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m", pad_token_id=-1, bos_token_id=50)
+    report = convert(folder, tmp_path / "out.qsf")
+    assert sum("outside the vocabulary" in text for text in report.warnings) == 2
+    with Reader(tmp_path / "out.qsf") as reader:
+        assert (reader.header.bos_id, reader.header.pad_id) == (None, None)

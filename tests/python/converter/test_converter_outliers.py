@@ -56,24 +56,9 @@ def test_statistics_are_those_of_the_whole() -> None:
     assert stats.n_far == (np.abs(centred) > FAR_SIGMAS).sum() == round(0.002 * w.size)
     assert stats.near_fraction == stats.n_near / w.size
     assert stats.far_fraction == stats.n_far / w.size
-
-
-def test_statistics_of_constants_and_of_nothing() -> None:
-    constant = OutlierStats.of(np.full((4, 64), 0.1, np.float32))
-    assert constant.n_far == 0
+    constant, empty = OutlierStats.of(np.full((4, 64), 0.1, np.float32)), OutlierStats(0, 0)
+    assert (constant.n_far, empty.near_fraction, empty.far_fraction) == (0, 0, 0)
     assert constant.sigma <= 1e-8
-    empty = OutlierStats(0, 0)
-    assert (empty.near_fraction, empty.far_fraction) == (0, 0)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-def test_stored_weights_are_found_in_their_tiles(dtype: Dtype) -> None:
-    """As the independent decoder has them, for every place of a matrix with padding."""
-    rows = gaussian((37, 130), seed=2)
-    tiles, found, entries = round_apart(dtype, rows, np.zeros(rows.shape, np.bool_))
-    assert len(entries) == 0
-    assert tiles == quantise_rows(dtype, rows)
-    assert np.array_equal(found, decode_tiles(dtype, tiles, 37, 130))
 
 
 def test_split_leaves_the_mean_of_the_others() -> None:
@@ -140,11 +125,8 @@ def test_the_four_answers(dtype: Dtype) -> None:
     assert action(spiked(shape, 0.005, 10), dtype) == "outlier table"
     more = "clamp" if dtype == Dtype.Q4 else "more bits"
     assert action(spiked(shape, 0.02, 20), dtype) == more
-
-
-@pytest.mark.parametrize("dtype", [Dtype.Q8, Dtype.F16])
-def test_types_that_span_their_outliers_need_nothing(dtype: Dtype) -> None:
-    assert action(spiked((64, 512), 0.005, 20), dtype) == "none"
+    for spanning in (Dtype.Q8, Dtype.F16):
+        assert action(spiked((64, 512), 0.005, 20), spanning) == "none"
 
 
 def test_an_entry_must_be_worth_its_bytes() -> None:
@@ -190,12 +172,9 @@ def test_packing_equals_the_naive_one(data: st.DataObject) -> None:
     expected = naive_table(entries, n_rows)
     if expected[1] <= n_rows * n_cols // 100:
         assert tuple(pack_outliers(rows, cols, deltas, (n_rows, n_cols))) == expected
-
-
-def test_far_apart_entries_are_bridged() -> None:
+    # Entries that are too far apart are bridged.
     rows, cols = np.array([0, 3, 3]), np.array([0, 4096, 20000])
     table = pack_outliers(rows, cols, np.array([1, 2, 3], np.float32), (5, 20001))
-    assert table.n_entries == 3 + 1 + 3
     assert tuple(table) == naive_table([(0, 0, 1.0), (3, 4096, 2.0), (3, 20000, 3.0)], 5)
 
 

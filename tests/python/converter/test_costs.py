@@ -78,15 +78,9 @@ def test_the_cost_is_measured_and_stored(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"agreement": None},
-        {"change_percent": "a lot"},
-        {"change_error": 10**400},
-        {"type": ...},
-        {"type": "\x1b[2J"},
-        {"measured": ["8bit"]},
-    ],
-)
+    [{"agreement": None}, {"change_percent": "a lot"}, {"change_error": 10**400}, {"type": ...},
+     {"type": "\x1b[2J"}, {"measured": ["8bit"]}],
+)  # fmt: skip
 def test_a_strangers_record_of_a_cost_is_no_error(change: dict[str, Any]) -> None:
     record = {"type": "f16", "measured": "8bit", "change_percent": 1.0, "change_error": 0.1}
     whole = {**record, "agreement": 0.9}
@@ -120,18 +114,14 @@ def test_a_model_that_needs_more_bits_gets_them(tmp_path: Path, tiny_llama_dir: 
     assert planned(out, exact=True) == (32, 32)
 
 
-def test_without_a_measurement_it_has_8_bits(tmp_path: Path, tiny_llama_8bit: Path) -> None:
+def test_without_a_measurement_it_has_8_bits(tmp_path: Path, tiny_llama_dir: Path) -> None:
     """Without a tokenizer there is no text; a large model would take too long."""
     out = tmp_path / "m.qsf"
     convert(make_llama(tmp_path / "hf"), out)
     assert recorded(out) == ((0, 0), None)
     assert planned(out) == (8, 8)
     assert n_measured_tokens(10**12) == 0
-
-
-def test_what_is_not_to_be_measured_gets_the_safe_defaults(
-    tmp_path: Path, tiny_llama_dir: Path
-) -> None:
+    # What is not to be measured gets the safe defaults.
     gguf = gguf_files.write(
         tiny_llama_dir, tmp_path / "m.gguf", kind=gguf_files.Type.Q5_1, tokenizer=True
     )

@@ -4,19 +4,27 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
+from collections.abc import Mapping
+from math import erf
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import qsf
 from make import golden_families, kind_models, tiny_checkpoints
-from make.golden_families import Case
+from make.gguf_files import close
+from make.golden_families import Case, weights_of, write_checkpoint
+from make.refusals import refusals
 from make.stored import Reader
+from oracle.reference import forward, load_qsf
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore
+from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore
 from qsf.file.layout import Dtype, TensorType
 from qsf_converter import convert
 from qsf_converter.original.weights import Choice, route
@@ -76,7 +84,12 @@ def same_files(a: Path, b: Path) -> bool:
         )
 
 
-@pytest.mark.parametrize("name", CASES)
+# One of each layout of experts apart
+@pytest.mark.parametrize(
+    "name",
+    ["olmoe", "qwen2_moe", "mixtral", "ernie4_5_moe", "glm4_moe", "minimax_m2", "deepseek_v3",
+     "lfm2_moe", "hunyuan_v1_moe"],
+)  # fmt: skip
 def test_experts_in_one_tensor_give_the_same_file(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     joined = fused(case.tensors())
@@ -149,123 +162,186 @@ def test_routers_are_stored_exactly_whatever_the_type_of_the_rest(
     assert router_dtype(case, 1.001, tmp_path) == Dtype.F32  # f16 does not hold these
 
 
-def changed(case: Case, tmp_path: Path, **changes: Any) -> Path:
-    return dataclasses.replace(case, config={**case.config, **changes}).write(tmp_path / "m")
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv = 8.0 is not supported"),
-        ("olmoe", {"num_experts_per_tok": 9}, "num_experts_per_tok = 9, there are 8 experts"),
-        ("olmoe", {"num_experts": 7}, r"gate.weight has shape \[8, 72\]"),
-        ("qwen3_moe", {"use_sliding_window": True}, "use_sliding_window = True"),
-        ("qwen3_moe", {"mlp_only_layers": 3}, "mlp_only_layers = 3 is not a list"),
-        ("qwen3_moe", {"mlp_only_layers": [0, 1]}, "no layer has experts"),
-        ("ernie4_5_moe", {"use_bias": True}, "use_bias = True is not supported"),
-        ("ernie4_5_moe", {"moe_layer_start_index": 9}, "no layer has experts"),
-        ("glm4_moe", {"first_k_dense_replace": 3}, "no layer has experts"),
-        ("glm4_moe-groups", {"n_group": 3}, "8 experts in 3 groups"),
-        ("glm4_moe", {"topk_group": 2}, "topk_group = 2 is not within 1..1"),
-    ],
-)
+@pytest.mark.parametrize(("name", "changes", "message"), refusals("experts"))
 def test_what_cannot_be_computed_is_refused_by_name(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    folder = changed(CASES[name], tmp_path, **changes)
+    case = CASES[name]
+    folder = dataclasses.replace(case, config={**case.config, **changes}).write(tmp_path / "m")
     with pytest.raises(QsfConversionError, match=message):
         convert(folder, tmp_path / "model.qsf")
 
 
-# What configurations of published models say beside sizes, and how they route.
-PUBLISHED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "Qwen3-Coder-30B-A3B": (
-        {
-            "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False,
-            "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
-            "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28,
-            "mlp_only_layers": [], "moe_intermediate_size": 768, "norm_topk_prob": True,
-            "num_attention_heads": 32, "num_experts": 128, "num_experts_per_tok": 8,
-            "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
-            "qkv_bias": False, "rms_norm_eps": 1e-6, "rope_scaling": None, "rope_theta": 1e7,
-            "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0,
-            "sliding_window": None, "tie_word_embeddings": False, "use_qk_norm": True,
-            "use_sliding_window": False, "vocab_size": 151936,
-        },
-        {"n_experts": 128, "n_chosen": 8, "expert_dim": 768, "ffn": Ffn.NONE,
-         "expert_weights": ExpertWeights.BY_SUM},
-    ),
-    "ERNIE-4.5-21B-A3B": (
-        {
-            "architectures": ["Ernie4_5_MoeForCausalLM"], "hidden_act": "silu",
-            "hidden_size": 2560, "intermediate_size": 12288, "max_position_embeddings": 131072,
-            "num_attention_heads": 20, "num_key_value_heads": 4, "num_hidden_layers": 28,
-            "rms_norm_eps": 1e-5, "vocab_size": 103424, "rope_theta": 500000, "use_rmsnorm": True,
-            "tie_word_embeddings": True, "use_bias": False, "moe_num_experts": 64,
-            "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_intermediate_size": 1536,
-            "moe_capacity": [64, 64, 64], "moe_gate": "topk", "moe_k": 6, "moe_layer_interval": 1,
-            "moe_use_aux_free": True,
-        },
-        {"n_experts": 64, "n_chosen": 6, "expert_dim": 1536, "ffn_dim": 3072,
-         "expert_score": ExpertScore.SOFTMAX},
-    ),
-    "Qwen3-Next-80B-A3B": (
-        {
-            "architectures": ["Qwen3NextForCausalLM"], "attention_bias": False,
-            "decoder_sparse_step": 1, "full_attention_interval": 4, "head_dim": 256,
-            "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5120,
-            "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
-            "linear_num_value_heads": 32, "linear_value_head_dim": 128,
-            "max_position_embeddings": 262144, "mlp_only_layers": [], "moe_intermediate_size": 512,
-            "norm_topk_prob": True, "num_attention_heads": 16, "num_experts": 512,
-            "num_experts_per_tok": 10, "num_hidden_layers": 48, "num_key_value_heads": 2,
-            "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-6, "rope_scaling": None,
-            "rope_theta": 10000000, "shared_expert_intermediate_size": 512,
-            "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
-        },
-        {"n_experts": 512, "n_chosen": 10, "expert_dim": 512, "ffn_dim": 512,
-         "expert_weights": ExpertWeights.BY_SUM, "n_value_heads": 0, "output_gate": 1},
-    ),
-    "GLM-4.5-Air": (
-        {
-            "architectures": ["Glm4MoeForCausalLM"], "attention_bias": True, "head_dim": 128,
-            "hidden_act": "silu", "hidden_size": 4096, "partial_rotary_factor": 0.5,
-            "intermediate_size": 10944, "max_position_embeddings": 131072,
-            "moe_intermediate_size": 1408, "norm_topk_prob": True, "num_attention_heads": 96,
-            "n_group": 1, "topk_group": 1, "n_routed_experts": 128, "n_shared_experts": 1,
-            "routed_scaling_factor": 1.0, "num_experts_per_tok": 8, "first_k_dense_replace": 1,
-            "num_hidden_layers": 46, "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
-            "rope_scaling": None, "rope_theta": 1000000, "num_nextn_predict_layers": 1,
-            "tie_word_embeddings": False, "use_qk_norm": False, "vocab_size": 151552,
-        },
-        {"n_experts": 128, "n_chosen": 8, "expert_dim": 1408, "ffn_dim": 1408,
-         "expert_score": ExpertScore.SIGMOID},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_configurations_of_published_models_are_read(name: str) -> None:
-    config, wanted = PUBLISHED[name]
-    facts = read_facts(family_of(config), config)
-    last = facts.layer_kinds[-1]
-    assert {key: getattr(last, key) for key in wanted} == wanted
-    assert facts.header.ffn_dim == max(kind.ffn_dim for kind in facts.layer_kinds)
+def test_configurations_of_published_models_are_read(project_root: Path) -> None:
+    """What they say beside sizes, and how the last layer routes."""
+    published = json.loads((project_root / "tests/data/published_mixtures.json").read_text())
+    for name, said in published.items():
+        facts = read_facts(family_of(said["config"]), said["config"])
+        last, wanted = facts.layer_kinds[-1], said["last_layer"]
+        assert {key: getattr(last, key) for key in wanted} == wanted, name
+        assert facts.header.ffn_dim == max(kind.ffn_dim for kind in facts.layer_kinds)
 
 
 def test_a_missing_expert_is_named(tmp_path: Path) -> None:
-    tensors = CASES["olmoe"].tensors()
-    del tensors["model.layers.1.mlp.experts.6.up_proj.weight"]
-    golden_families.write_checkpoint(tmp_path / "m", CASES["olmoe"].config, tensors)
-    with pytest.raises(
-        QsfConversionError, match=r"no tensor model\.layers\.1\.mlp\.experts\.6\.up"
+    apart = CASES["olmoe"].tensors()
+    together = fused(apart)
+    del apart["model.layers.1.mlp.experts.6.up_proj.weight"]
+    together["model.layers.0.mlp.experts.gate_up_proj"][5, 43, 7] = np.nan
+    for tensors, message in (
+        (apart, r"no tensor model\.layers\.1\.mlp\.experts\.6\.up"),
+        (together, r"gate_up_proj at \[5, 43, 7\]"),  # a value that is no number
     ):
-        convert(tmp_path / "m", tmp_path / "model.qsf")
+        folder = golden_families.write_checkpoint(tmp_path / "m", CASES["olmoe"].config, tensors)
+        with pytest.raises(QsfConversionError, match=message):
+            convert(folder, tmp_path / "model.qsf")
 
 
-def test_a_value_that_is_no_number_is_found_in_its_expert(tmp_path: Path) -> None:
-    tensors = fused(CASES["olmoe"].tensors())
-    tensors["model.layers.0.mlp.experts.gate_up_proj"][5, 43, 7] = np.nan
-    golden_families.write_checkpoint(tmp_path / "m", CASES["olmoe"].config, tensors)
-    with pytest.raises(QsfConversionError, match=r"gate_up_proj at \[5, 43, 7\]"):
-        convert(tmp_path / "m", tmp_path / "model.qsf")
+# ---- Nomic Embed 2, which transformers lacks: plain numpy computes what its own code does ----
+
+
+Array = NDArray[Any]
+DIM, WIDE, HEADS, N_EXPERTS, N_LAYERS, N_VOCAB = 48, 64, 4, 5, 4, 60
+NOMIC = {
+    "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "gelu",
+    "n_embd": DIM, "n_inner": WIDE, "n_head": HEADS, "n_layer": N_LAYERS, "n_positions": 64,
+    "vocab_size": N_VOCAB, "type_vocab_size": 1, "layer_norm_epsilon": 1e-5, "pad_token_id": 1,
+    "num_experts": N_EXPERTS, "moe_top_k": 2, "moe_every_n_layers": 2, "moe_impl": "megablocks",
+    "moe_normalize_expert_weights": False, "moe_resid_pdrop": 0.0, "num_shared_experts": 0,
+    "expert_choice_router": False, "ffn_div": 1, "router_aux_loss_coef": 0.1, "causal": False,
+    "qkv_proj_bias": True, "mlp_fc1_bias": True, "mlp_fc2_bias": True, "prenorm": False,
+    "rotary_emb_base": 10000, "rotary_emb_fraction": 1.0, "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "use_rms_norm": False,
+    "parallel_block": False, "max_trained_positions": 2048, "pad_vocab_size_multiple": 64,
+    "use_flash_attn": True, "scale_attn_weights": True, "use_xentropy": True,
+    "dense_seq_output": True, "add_pooling_layer": False, "fused_dropout_add_ln": True,
+}  # fmt: skip
+TOKENS = [(7 * i + 3) % N_VOCAB for i in range(30)]
+_gelu = np.vectorize(lambda x: 0.5 * x * (1 + erf(x / np.sqrt(2))), otypes=[float])
+
+
+def shapes() -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {
+        "embeddings.word_embeddings.weight": (N_VOCAB, DIM),
+        "embeddings.token_type_embeddings.weight": (1, DIM),
+        "emb_ln.weight": (DIM,),
+        "emb_ln.bias": (DIM,),
+    }
+    for i in range(N_LAYERS):
+        at = f"encoder.layers.{i}."
+        for name, out, of in (("attn.Wqkv", 3 * DIM, DIM), ("attn.out_proj", DIM, DIM)):
+            found |= {f"{at}{name}.weight": (out, of), f"{at}{name}.bias": (out,)}
+        for name in ("norm1", "norm2"):
+            found |= {f"{at}{name}.weight": (DIM,), f"{at}{name}.bias": (DIM,)}
+        if i % 2:
+            stacked = (N_EXPERTS * WIDE, DIM)
+            found |= {f"{at}mlp.experts.mlp.{name}": stacked for name in ("w1", "w2")}
+            found |= {f"{at}mlp.router.layer.weight": (N_EXPERTS, DIM)}
+            found |= {f"{at}mlp.experts.bias": (DIM,)}
+        else:
+            for name, out, of in (("fc1", WIDE, DIM), ("fc2", DIM, WIDE)):
+                found |= {f"{at}mlp.{name}.weight": (out, of), f"{at}mlp.{name}.bias": (out,)}
+    return found
+
+
+def tensors() -> dict[str, NDArray[np.float32]]:
+    return {name: weights_of(name, shape) for name, shape in shapes().items()}
+
+
+def softmax(x: Array) -> Array:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return np.asarray(e / e.sum(axis=-1, keepdims=True))
+
+
+def hidden_states(w: Mapping[str, Array]) -> Array:
+    """The model's own computation, token by token where experts are chosen."""
+
+    def norm(x: Array, name: str) -> Array:
+        x = x - x.mean(axis=-1, keepdims=True)
+        x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-5)
+        return np.asarray(x * w[f"{name}.weight"] + w[f"{name}.bias"])
+
+    def linear(x: Array, name: str) -> Array:
+        return np.asarray(x @ w[f"{name}.weight"].T + w[f"{name}.bias"])
+
+    def turn(x: Array) -> Array:
+        half = DIM // HEADS // 2
+        angles = np.arange(len(x))[:, None] * 10000.0 ** (-np.arange(half) / half)
+        cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
+        a, b = x[..., :half], x[..., half:]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+    def experts(x: Array, at: str) -> Array:
+        up, down = (w[f"{at}experts.mlp.{n}"].reshape(N_EXPERTS, WIDE, DIM) for n in ("w1", "w2"))
+        out = np.zeros_like(x)
+        for t, scores in enumerate(softmax(x @ w[f"{at}router.layer.weight"].T)):
+            for e in np.argsort(-scores)[:2]:
+                out[t] += scores[e] * (_gelu(x[t] @ up[e].T) @ down[e])
+        return out + w[f"{at}experts.bias"]
+
+    x = w["embeddings.word_embeddings.weight"][TOKENS]
+    x = norm(x + w["embeddings.token_type_embeddings.weight"][0], "emb_ln")
+    for i in range(N_LAYERS):
+        at = f"encoder.layers.{i}."
+        q, k, v = linear(x, f"{at}attn.Wqkv").reshape(len(x), 3, HEADS, -1).swapaxes(0, 1)
+        scores = np.einsum("qhd,khd->hqk", turn(q), turn(k)) / np.sqrt(DIM // HEADS)
+        mixed = np.einsum("hqk,khd->qhd", softmax(scores), v).reshape(x.shape)
+        x = norm(x + linear(mixed, f"{at}attn.out_proj"), f"{at}norm1")
+        plain = _gelu(linear(x, f"{at}mlp.fc1")) if i % 2 == 0 else x
+        ffn = experts(x, f"{at}mlp.") if i % 2 else linear(plain, f"{at}mlp.fc2")
+        x = norm(x + ffn, f"{at}norm2")
+    return x
+
+
+def check(path: Path, w: Mapping[str, Array]) -> None:
+    want = hidden_states({name: values.astype(float) for name, values in w.items()})
+    got = forward(load_qsf(path), TOKENS).final_norm
+    assert np.abs(got - want).max() < 3e-6 * np.abs(want).max()
+    with qsf.Model(path, exact=True, ram_budget=None) as model:
+        (vector,) = model.embed([TOKENS], pooling="mean")
+    mean = want.mean(axis=0)
+    assert np.abs(np.array(vector) - mean / np.linalg.norm(mean)).max() < 2e-6
+
+
+def test_a_mixture_computes_what_its_own_code_does(tmp_path: Path) -> None:
+    w = tensors()
+    report = convert(
+        write_checkpoint(tmp_path / "m", NOMIC, w), tmp_path / "m.qsf", quant_type="f32",
+        allow_no_tokenizer=True,
+    )  # fmt: skip
+    assert not [text for text in report.warnings if "tokenizer" not in text]
+    check(tmp_path / "m.qsf", w)
+
+
+def test_its_gguf_file_lacks_one_bias(tmp_path: Path) -> None:
+    w = tensors()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.NOMIC_BERT_MOE, N_LAYERS)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "nomic-bert-moe")
+    writer.add_block_count(N_LAYERS)
+    writer.add_context_length(64)
+    writer.add_embedding_length(DIM)
+    writer.add_feed_forward_length(WIDE)
+    writer.add_head_count(HEADS)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_expert_count(N_EXPERTS)
+    writer.add_expert_used_count(2)
+    writer.add_moe_every_n_layers(2)
+    writer.add_causal_attention(False)
+    writer.add_tokenizer_model("no_vocab")
+    for name, values in w.items():
+        if name.endswith("experts.bias"):
+            continue
+        if "experts.mlp" in name:  # [experts, out, in]
+            stacked = values.reshape(N_EXPERTS, WIDE, DIM)
+            values = np.ascontiguousarray(stacked if "w1" in name else stacked.swapaxes(1, 2))
+        known = name if name.endswith(("weight", "bias")) else f"{name}.weight"
+        there = names.get_name(known, (".weight", ".bias"))
+        assert there is not None, name
+        writer.add_tensor(there, values)
+    close(writer)
+    report = convert(
+        tmp_path / "m.gguf", tmp_path / "m.qsf", quant_type="f32", allow_no_tokenizer=True
+    )
+    assert not [text for text in report.warnings if "tokenizer" not in text]
+    zero = {name: values * 0 for name, values in w.items() if name.endswith("experts.bias")}
+    check(tmp_path / "m.qsf", {**w, **zero})

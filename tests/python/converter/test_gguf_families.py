@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
 from make.stored import Reader
 from qsf_converter import convert
-from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.gguf_config import ALL_DIALECTS
 
 # llama.cpp knows these from the model's name or size, and files do not say them.
@@ -56,24 +54,10 @@ def cases() -> dict[str, Case]:
     found = {}
     for name, case in golden_families.cases().items():
         if name not in (*NOT_SAID, *TILED, *FOLDED):
-            case = _text_part(case)
+            case = case.text_part()
             changes = ASSUMED.get(case.config["model_type"], {})
             found[name] = replace(case, config={**case.config, **changes})
     return found
-
-
-def _text_part(case: Case) -> Case:
-    """Return the text's part of a model that sees, as a model: files of llama.cpp hold that."""
-    text = case.config.get("text_config")
-    if text is None:
-        return case
-    family = next(f for f in FAMILIES.values() if f.model_type == text["model_type"])
-    shapes = {
-        name.replace("model.language_model.", "model.").removeprefix("language_model."): shape
-        for name, shape in case.shapes.items()
-        if not re.match(r"(model\.)?(visual|vision_tower|multi_modal_projector|mm_projector)", name)
-    }
-    return replace(case, config={**text, "architectures": [family.name]}, shapes=shapes)
 
 
 LATENT = [n for n, c in cases().items() if c.config["model_type"][:8] in ("deepseek", "youtu")]

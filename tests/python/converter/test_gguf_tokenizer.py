@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from make import gguf_files
+from make.refusals import refusals
 from make.stored import Reader, unpack_tokenizer
 from qsf.text.chat import ChatTemplate
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter import convert
 from qsf_converter.sources.gguf_tokenizer import OF_CHARACTERS, SPLITS, chat_of, tokenizer_of
-from qsf_converter.sources.source import open_source
 from qsf_converter.text.tables import open_tokenizer
 
 TEXTS = [
@@ -106,42 +106,6 @@ def test_each_splitting_rule_gives_the_ids_of_llama_cpp(
         assert tokenizer.decode(ids) == text
 
 
-def test_glm_splits_as_llama_does_and_begins_with_nothing(tiny_llama_dir: Path) -> None:
-    said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
-    del said["tokenizer.ggml.add_bos_token"]
-    glm, same, llama = (
-        rebuilt({**said, "tokenizer.ggml.pre": rule}).encode("It's 20245 \n\n caf\u00e9s!")
-        for rule in ("glm4", "chatglm-bpe", "llama-bpe")
-    )
-    assert glm == same == llama[1:]
-
-
-@pytest.mark.parametrize("rule", ["deepseek-llm", "deepseek-coder"])
-def test_deepseek_splits_lines_words_signs_and_numbers(rule: str, tiny_llama_dir: Path) -> None:
-    """What is encoded in one piece has the ids of its parts one after another."""
-    said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
-    tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule})
-
-    def ids(text: str) -> list[int]:
-        return tokenizer.encode(text, add_prefix=False, parse_special=False)
-
-    parts = [
-        "The",
-        " cat",
-        "'",
-        "s",
-        " \u00fcber",
-        "2024",
-        " ",
-        "\r",
-        "\n",
-        "\u4e2d\u6587",
-        "!",
-        "x",
-    ]
-    assert ids("".join(parts)) == [i for part in parts for i in ids(part)]
-
-
 def test_words_that_are_not_reached_by_merges(tiny_llama_dir: Path) -> None:
     """LLaMA 3 takes a whole word of its vocabulary, whatever the merges say."""
     said = gguf_files.byte_level_vocabulary(tiny_llama_dir)
@@ -191,7 +155,8 @@ def test_empty_and_double_words_get_names(tiny_llama_dir: Path) -> None:
     assert tokenizer.encode(words[70], add_prefix=False) == [n + 2]
 
 
-@pytest.mark.parametrize("rule", sorted(SPLITS))
+# One rule for each way to split
+@pytest.mark.parametrize("rule", sorted({str(how): rule for rule, how in SPLITS.items()}.values()))
 def test_every_rule_of_llama_cpp_is_known(rule: str, tiny_llama_dir: Path) -> None:
     said = gguf_files.with_runs(gguf_files.byte_level_vocabulary(tiny_llama_dir))
     tokenizer = rebuilt({**said, "tokenizer.ggml.pre": rule, "tokenizer.ggml.unknown_token_id": 1})
@@ -206,25 +171,20 @@ def test_tokens_that_a_user_defined(tiny_llama_dir: Path) -> None:
     kinds = [*said["tokenizer.ggml.token_type"][:-1], 4]
     words = [*said["tokenizer.ggml.tokens"][:-1], "<tool>"]
     merges = said["tokenizer.ggml.merges"][:500]
-    tokenizer = rebuilt(
-        {
-            **said,
-            "tokenizer.ggml.tokens": words,
-            "tokenizer.ggml.token_type": kinds,
-            "tokenizer.ggml.merges": merges,
-        }
-    )
+    of_words = {"tokens": words, "token_type": kinds, "merges": merges}
+    tokenizer = rebuilt({**said, **{f"tokenizer.ggml.{k}": v for k, v in of_words.items()}})
     ids = tokenizer.encode("a<tool>b", add_prefix=False)
     assert ids[1] == len(words) - 1
     assert tokenizer.decode(ids) == "a<tool>b"
 
 
+SMALL_WORDS = [
+    *("<unk>", "<s>", "</s>"), *(f"<0x{i:02X}>" for i in range(256)),
+    *("\u2581", "a", "b", "c", "ab", "bc", "abc", "\u2581a", "\u2581ab"),
+]  # fmt: skip
 SMALL = {
     "tokenizer.ggml.model": "llama",
-    "tokenizer.ggml.tokens": [
-        *("<unk>", "<s>", "</s>"), *(f"<0x{i:02X}>" for i in range(256)),
-        *("\u2581", "a", "b", "c", "ab", "bc", "abc", "\u2581a", "\u2581ab"),
-    ],
+    "tokenizer.ggml.tokens": SMALL_WORDS,
     "tokenizer.ggml.scores": [0.0] * 259 + [-9.0, -9.0, -9.0, -9.0, -2.0, -1.0, -5.0, -4.0, -3.0],
     "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 9,
     "tokenizer.ggml.bos_token_id": 1,
@@ -235,10 +195,9 @@ SMALL = {
 
 def test_sentence_pieces_are_merged_by_score() -> None:
     tokenizer = rebuilt(SMALL)
-    names = SMALL["tokenizer.ggml.tokens"]
 
     def pieces(text: str) -> list[str]:
-        return [names[idx] for idx in tokenizer.encode(text, add_prefix=False)]  # type: ignore[index]
+        return [SMALL_WORDS[idx] for idx in tokenizer.encode(text, add_prefix=False)]
 
     assert pieces("abc") == ["\u2581a", "bc"]  # bc first, then \u2581a: no ab is left
     assert pieces("ab") == ["\u2581ab"]  # ab, and with it the next
@@ -267,33 +226,9 @@ def test_sentence_pieces_with_merges_are_merged_by_these() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"tokenizer.ggml.model": "rwkv"}, "tokenizer.ggml.model 'rwkv' is not supported"),
-        *(
-            ({"tokenizer.ggml.model": "t5", "tokenizer.ggml.precompiled_charsmap": value},
-             "precompiled_charsmap is no list of bytes")
-            for value in ("x", 10**9, [1.5])
-        ),
-        ({"tokenizer.ggml.tokens": 5}, "the file has no vocabulary"),
-        ({"tokenizer.ggml.tokens": ["a", "a", "[DOUBLE_0]"]}, "have the names of empty or double"),
-        ({"tokenizer.ggml.scores": [1.0]}, "scores has no number for each of 268 words"),
+        *refusals("gguf-tokenizer"),
+        ({"tokenizer.ggml.tokens": [*SMALL_WORDS[:-1], "a" * 10**6]}, "word 267 has 1000000 char"),
         ({"tokenizer.ggml.scores": [float("nan")] * 268}, "values that are no numbers"),
-        ({"tokenizer.ggml.token_type": [1.0]}, "token_type has no number for each of 268"),
-        ({"tokenizer.ggml.unknown_token_id": 999}, "unknown_token_id 999 is not in the vocab"),
-        ({"tokenizer.ggml.model": "gpt2"}, "no merges"),
-        ({"tokenizer.ggml.model": "gemma4"}, "no merges"),
-        (
-            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["a b"],
-             "tokenizer.ggml.pre": "mpt-9"},
-            "tokenizer.ggml.pre 'mpt-9' is none of the 93 rules that llama.cpp knows",
-        ),
-        (
-            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["abc"]},
-            "merges is not of two words",
-        ),
-        (
-            {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": ["x y"]},
-            "a merge of words that are not in the vocabulary",
-        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_rebuilt_is_left_out(change: dict[str, Any], reason: str) -> None:
@@ -302,13 +237,6 @@ def test_what_cannot_be_rebuilt_is_left_out(change: dict[str, Any], reason: str)
     assert said is not None
     assert reason in said
     assert len(said.splitlines()) == 1
-
-
-def test_long_words_do_not_take_long() -> None:
-    words = [*SMALL["tokenizer.ggml.tokens"][:-1], "a" * 1_000_000]  # type: ignore[index]
-    data, said = tokenizer_of(as_metadata({**SMALL, "tokenizer.ggml.tokens": words}))
-    assert data is None
-    assert said == "the tokenizer is left out: word 267 has 1000000 characters"
 
 
 def test_named_chat_templates() -> None:
@@ -360,12 +288,3 @@ def test_the_vectors_of_llama_cpp(shared_dir: Path, rule: str) -> None:
         assert tokenizer.encode(text) == [int(word) for word in line.split()], repr(text)
         n_checked += 1
     assert n_checked > 20
-
-
-def test_the_vocabulary_is_part_of_the_file(tmp_path: Path, tiny_llama_dir: Path) -> None:
-    path = gguf_files.write(
-        tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True, changes={"tokenizer.ggml.pre": "x"}
-    )
-    with open_source(path) as source:
-        assert source.tokenizer is None
-        assert "tokenizer.ggml.pre 'x' is none of" in source.facts.warnings[-1]

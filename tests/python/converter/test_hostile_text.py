@@ -1,4 +1,6 @@
-"""Whatever a checkpoint's JSON says: a file whose default run works, or one typed error."""
+# SPDX-License-Identifier: Apache-2.0
+"""Whatever a checkpoint's JSON and templates say: a file whose default run works, or one typed
+error; the tokens that end a turn, and the fixed form of a template."""
 
 from __future__ import annotations
 
@@ -18,10 +20,14 @@ from make import hf_makers
 from make.hf_makers import tokenizer_json
 from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
+from qsf.text.chat import ChatTemplate
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids, resolve_sampling
+from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter import cli, convert
 from qsf_converter.sources import gguf_config
+from qsf_converter.sources.usable import chat_form, joined, usable_chat, with_turn_ends
+from qsf_converter.text.tables import open_tokenizer
 
 HUGE = 10**400
 WEIRD = st.one_of(
@@ -225,18 +231,11 @@ def test_no_usable_tokenizer_is_refused(
         out = tmp_path / "m.qsf"
         assert cli.run([str(clean), str(out), "-q", "--allow-no-tokenizer"]) == 0
         assert read_text_parts(out).tokenizer is None
+        report = convert(clean, tmp_path / "python.qsf")  # where it is not asked for
+        assert report.warnings[-1].startswith("without a tokenizer")
 
 
 JSON_FILES = ["config.json", "generation_config.json", "tokenizer_config.json"]
-
-
-@pytest.mark.parametrize("name", JSON_FILES)
-def test_a_text_that_no_field_can_hold(
-    clean: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    old = json.loads((clean / name).read_text()) if (clean / name).exists() else {}
-    write(clean / name, {**old, "other": "\ud800"})
-    assert name in check_command(clean, capsys)
 
 
 @pytest.mark.parametrize("n_digits", [31, 308, 309, 4300])
@@ -251,6 +250,9 @@ def test_whole_numbers_have_any_number_of_digits(
     assert check_command(clean, capsys) == ""
     (clean / name).write_text(f"\ufeff{(clean / name).read_text()}")  # a mark, as of Windows
     assert check_command(clean, capsys) == ""
+    if name in JSON_FILES:
+        write(clean / name, {**json.loads(old), "other": "\ud800"})  # no field can hold it
+        assert name in check_command(clean, capsys)
 
 
 def test_names_that_are_not_utf8(clean: Path, tmp_path: Path) -> None:
@@ -266,23 +268,158 @@ def test_names_that_are_not_utf8(clean: Path, tmp_path: Path) -> None:
     check_usable(Path(f"{tmp_path}/o\udcff.qsf"))
 
 
-def test_the_command_says_what_python_raises(clean: Path, tmp_path: Path) -> None:
-    (clean / "tokenizer.json").unlink()
-    with pytest.raises(QsfConversionError, match="token ids only"):
-        convert(clean, tmp_path / "m.qsf", allow_no_tokenizer=False)
-    assert convert(clean, tmp_path / "m.qsf").warnings[-1].startswith("without a tokenizer")
-
-
 @pytest.mark.parametrize("eot", [[7], np.array([7, 8]), "7", 7.0, None])
 def test_an_end_of_turn_that_is_no_token_is_ignored(eot: object) -> None:
     said: dict[str, Any] = {"tokenizer.ggml.eot_token_id": eot}
     assert gguf_config._token_ids(said) == {}
     said["tokenizer.ggml.eos_token_id"] = 2
     assert gguf_config._token_ids(said) == {"eos_token_id": 2}
+    said |= {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 1}  # of a message
+    assert gguf_config._token_ids(said) == {"eos_token_id": [2, 0, 1]}
 
 
-def test_ends_of_turns_and_messages_are_ends() -> None:
-    said = {f"tokenizer.ggml.{name}_token_id": i for i, name in enumerate(("eot", "eom"))}
-    assert gguf_config._token_ids(said) == {"eos_token_id": [0, 1]}
-    said["tokenizer.ggml.eos_token_id"] = 1
-    assert gguf_config._token_ids(said) == {"eos_token_id": [1, 0]}
+# ---- what is found in chat templates ----
+
+
+# Abridged templates with the features of published ones.
+PUBLISHED = Path(__file__).parents[2] / "data" / "templates"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tokenizer_with(*special: str, plain: tuple[str, ...] = ()) -> Tokenizer:
+    """Make a tokenizer of bytes; the special tokens have the ids from 256 on, then plain ones."""
+    added = [
+        {"id": 256 + i, "content": text, "special": text in special, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False}
+        for i, text in enumerate((*special, *plain))
+    ]  # fmt: skip
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    data = {
+        "version": "1.0", "added_tokens": added, "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {**byte_level, "use_regex": True}, "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": byte_of_char(), "merges": []},
+    }  # fmt: skip
+    return open_tokenizer(json.dumps(data).encode(), bos_id=None)
+
+
+def ends_of(template: str | None, tokenizer: Tokenizer, eos: Any = None, **tokens: str) -> Any:
+    generation = {} if eos is None else {"eos_token_id": eos}
+    chat = {"chat_template": template, "special_tokens": tokens, "generation": generation}
+    ends = with_turn_ends(chat, tokenizer)["generation"].get("eos_token_id")
+    if not isinstance(ends, list):
+        return ends
+    return [tokenizer.token_bytes(end, skip_special=False).decode() for end in ends]
+
+
+def test_the_template_says_what_the_metadata_leaves_out() -> None:
+    tokenizer = tokenizer_with("<|base_end|>", "<|im_start|>", "<|im_end|>")
+    assert ends_of(CHATML, tokenizer, 256) == ["<|base_end|>", "<|im_end|>"]
+    assert ends_of(CHATML, tokenizer) == ["<|im_end|>"]
+    assert ends_of(CHATML, tokenizer, 258) == 258, "nothing is added"
+    assert ends_of(None, tokenizer, 256) == 256, "without a template there are no turns"
+
+
+def loop(body: str) -> str:
+    return f"{{% for m in messages %}}{body}{{% endfor %}}"
+
+
+# The template (else the published one of that name), the special tokens, and which end a turn
+CASES = {
+    "any text": (loop("[{{ m.role }}]{{ m.content }}<eot>\n"), "<eot> <x>", "<eot>"),
+    "between turns": (loop("{{ m.content }}{{ ' <x> ' if not loop.last }}"), "<x>", "<x>"),
+    "the next turn": (loop("<|{{ m.role }}|>\n{{ m.content }}"), "<|user|> <|assistant|>", "<|user|>"),
+    "a text in between": (loop("{{ m.content }}{{ '\\nUser: <x>' if not loop.last }}"), "<x>", ""),
+    "in words": (loop("{{ m.content }}<c>message<s><e>\n"), "<c> <s> <e>", "<e>"),
+    "a mark that is no token": (loop("{{ m.content }}<y>\n"), "<x>", ""),
+    "an answer is refused": ("{{ raise_exception('no') }}", "<x>", ""),
+    "known marks": (CHATML, "<|im_end|> <|endoftext|> <|eom_id|> <|call|>", "<|im_end|> <|eom_id|> <|endoftext|>"),
+    # A mark of the answer's own comes first
+    "command-r": ("", "<|END_RESPONSE|> <|END_OF_TURN_TOKEN|> <|USER_TOKEN|>", "<|END_OF_TURN_TOKEN|>"),
+    # An end of the whole instead of the next turn
+    "phi-3": ("", "<|end|> <|user|> </s>", "</s> <|end|>"),
+    "llama-2": ("", "<s> </s>", "</s>"),
+    "gemma": ("", "<start_of_turn> <end_of_turn>", "<end_of_turn>"),
+    # <|end|> is between thoughts and the answer
+    "gpt-oss": ("", "<|end|> <|return|> <|call|> <|start|>", "<|return|>"),
+    "qwen3": ("", "<|im_end|> <|im_start|> </think> </tool_call>", "<|im_end|>"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ends_of_templates(name: str) -> None:
+    template, special, ends = CASES[name]
+    template = template or (PUBLISHED / f"{name}.jinja").read_text("utf-8")
+    tokens = {"eos_token": "</s>"} if "</s>" in special else {}
+    found = ends_of(template, tokenizer_with(*special.split()), **tokens)
+    assert found == (ends.split() or None)
+
+
+def test_a_mark_of_the_template_need_not_be_special() -> None:
+    """Many fine-tunes add their marks as ordinary tokens."""
+    tokenizer = tokenizer_with(plain=("<|im_start|>", "<|im_end|>", "<|endoftext|>"))
+    assert ends_of(CHATML, tokenizer) == ["<|im_end|>"]
+
+
+def test_the_tokenizers_own_end_is_one() -> None:
+    assert ends_of("{{ messages[0].content }}", tokenizer_with("<e>"), eos_token="<e>") == ["<e>"]
+
+
+# ---- the fixed form ----
+
+
+_ANSWER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+_CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + _ANSWER
+_TRIMMED = (
+    "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
+)
+_DEFAULT_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|system|>You help.<|end|>{% endif %}" + _CHATML
+)
+_NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + _CHATML
+_MERGED = (
+    "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}"
+    "{% set ns.s = '<<' + m.content + '>>' %}{% elif m.role == 'user' %}[I]{{ ns.s }}"
+    "{{ m.content }}[/I]{% set ns.s = '' %}{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+_TURNS = (" one", "two ", "three\n", "4", "five")
+
+
+@pytest.mark.parametrize("source", [_CHATML, _TRIMMED, _DEFAULT_SYSTEM, _NO_SYSTEM, _MERGED])
+def test_a_form_makes_what_the_template_makes(source: str) -> None:
+    """The texts around messages are found: for systems, defaults, and messages without spaces."""
+    special = {"bos_token": "<s>"}
+    form = chat_form(source, special)
+    assert form is not None
+    assert ("system" in form) == (source != _NO_SYSTEM)
+    roles = ("user", "assistant")
+    for system in (None, " Be brief. ")[: 1 + ("system" in form)]:
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages += [{"role": roles[i % 2], "content": t} for i, t in enumerate(_TURNS)]
+        expected = ChatTemplate(source, special).render(messages)
+        assert joined(form, _TURNS, system) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        None,
+        "{% for m in messages %}{{ loop.index }}{{ m.content }}{% endfor %}",  # counts
+        "{{ strftime_now('%Y') }}" + _CHATML,  # the day of the conversion must not stay
+        "{{ messages[-1].content }}",  # the past is not there
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
+        "{% if messages | length > 3 %}long {% endif %}" + _CHATML,
+    ],
+)
+def test_a_template_without_a_form_gets_none(source: str | None) -> None:
+    """A form that would make other prompts is worse than none."""
+    assert chat_form(source, {}) is None
+
+
+def test_the_section_has_the_form() -> None:
+    """CHAT keeps the template and has its form beside it."""
+    chat = {"chat_template": _CHATML, "special_tokens": {}, "generation": {}}
+    data, _, _ = usable_chat(json.dumps(chat).encode(), {})
+    assert json.loads(data)["form"]["ask"] == "<|end|><|assistant|>"

@@ -76,14 +76,10 @@ def test_what_is_written_is_read_again() -> None:
         assert other.error == pytest.approx(one.error, rel=1e-4)
 
 
-def test_what_was_not_measured_is_absent() -> None:
-    meta = Quality(tensors=full_quality().tensors).meta()
-    assert set(meta) == {"tensors"}
-
-
 def test_numbers_are_rounded_and_finite() -> None:
     quality = Quality(full_quality().tensors, calibration={"a": math.nan, "b": 1 / 3, "n": 123456})
     assert quality.meta()["calibration"] == {"a": None, "b": 0.33333, "n": 123456}
+    assert set(Quality(tensors=quality.tensors).meta()) == {"tensors"}  # what was measured
 
 
 def test_files_from_before_still_print(tmp_path: Path) -> None:
@@ -106,6 +102,7 @@ def test_a_conversion_reports_what_it_did_to_each_tensor(
     tiny_llama_4bit: Path, tiny_llama_dir: Path
 ) -> None:
     said = json.loads(inspect(tiny_llama_4bit, "--quality", "--json"))
+    assert set(said) == {"path", "file_bytes", "bits_per_weight", "tensors_by_type", "quality"}
     weights = load_file(tiny_llama_dir / "model.safetensors")
     entries = {entry["name"]: entry for entry in said["quality"]["tensors"]}
     assert len(entries) == 56
@@ -153,6 +150,8 @@ def test_the_summary_is_two_lines() -> None:
 def test_the_whole_report_says_all() -> None:
     quality = full_quality()
     lines = list(full_lines(quality))
+    short = list(quality_lines(quality))
+    assert lines[: len(short)] == short
     out = "\n".join(lines)
     for text in (
         *("perplexity 7.8312, original 7.6541 (+2.31 %)", "131072 tokens of tinystories-dev.txt"),
@@ -190,13 +189,6 @@ def test_inspect_lists_every_tensor_and_layer(tmp_path: Path) -> None:
         assert f"{layer.importance:.4g}" in words[str(layer.layer)]
     assert "sha256" in out
     assert "output err." in out
-
-
-def test_inspect_for_programs(tmp_path: Path) -> None:
-    quality = full_quality()
-    said = json.loads(inspect(file_of(tmp_path, quality.meta()), "--quality", "--json"))
-    assert said["quality"] == quality.meta()
-    assert set(said) == {"path", "file_bytes", "bits_per_weight", "tensors_by_type", "quality"}
 
 
 @pytest.mark.parametrize("meta", [b"{}", b"[", b'{"quality": {"tensors": []}}', None])
@@ -284,9 +276,11 @@ def _many(n: int, **changes: object) -> bytes:
     return json.dumps({"quality": {"tensors": entries}}).encode()
 
 
-@pytest.mark.parametrize(
-    "meta",
-    [
+def test_extremes_are_survived(tiny_file: Path) -> None:
+    quality = full_quality(2).meta()
+    layers = [{"layer": i, "importance": value} for i, value in enumerate([-1e30, 5e-324, 0, 2])]
+    evaluation = {"tokens": 0, "ctx_tokens": 0, "perplexity": 1e30, "perplexity_original": 5e-324}
+    for meta in (
         b"[" * 5000,
         b'{"quality": ' + b"[" * 700 + b"]" * 700 + b"}",
         b'{"quality": NaN, "a": 1e999, "b": -Infinity}',
@@ -297,22 +291,10 @@ def _many(n: int, **changes: object) -> bytes:
         _many(3, relative_error=5e-324, bits_per_weight=1e308),
         _many(3, relative_error=None, cosine=-1),
         _many(3, n_rows=2**47, n_cols=2**47, type="x" * 10_000),
-        json.dumps({"quality": {**full_quality(2).meta(), "layers": [
-            {"layer": idx, "importance": value} for idx, value in enumerate([-1e30, 5e-324, 0, 2])
-        ]}}).encode(),
-        json.dumps({"quality": {**full_quality(2).meta(), "evaluation": {
-            "tokens": 0, "ctx_tokens": 0, "perplexity": 1e30, "perplexity_original": 5e-324,
-        }}}).encode(),
-    ],
-    ids=range(12),
-)  # fmt: skip
-def test_extremes_are_survived(tiny_file: Path, tmp_path: Path, meta: bytes) -> None:
-    assert_survives(tiny_file, meta)
-    path = tmp_path / "m.qsf"
-    write_tiny(path, 3, sections={"META": meta})
-    result = CliRunner().invoke(inspect_cli.app, [str(path), "--quality"])
-    assert result.exception is None or isinstance(result.exception, QsfError)
-    assert all(c.isprintable() or c == "\n" for c in result.output)
+        json.dumps({"quality": {**quality, "layers": layers}}).encode(),
+        json.dumps({"quality": {**quality, "evaluation": evaluation}}).encode(),
+    ):
+        assert_survives(tiny_file, meta)
 
 
 def test_what_a_file_can_make_us_print_is_bounded(
@@ -339,10 +321,6 @@ def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page_of(file_of(folder, full_quality().meta()))
 
 
-def test_the_page_needs_nothing_else(full_page: str) -> None:
-    PageParser().check_needs_nothing(full_page)
-
-
 def test_the_page_begins_with_a_verdict(full_page: str) -> None:
     quality = full_quality()
     assert f"<strong>{verdict(quality)}</strong>" in full_page
@@ -357,7 +335,8 @@ def test_the_page_begins_with_a_verdict(full_page: str) -> None:
 
 
 def test_the_page_is_for_phones_and_for_those_who_cannot_see_it(full_page: str) -> None:
-    parser = PageParser().read(full_page)
+    parser = PageParser()
+    parser.check_needs_nothing(full_page)
     assert "prefers-color-scheme:dark" in full_page
     metas = [attrs for tag, attrs in parser.tags if tag == "meta"]
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in metas
@@ -412,64 +391,41 @@ def test_texts_of_a_file_stay_texts(tmp_path: Path) -> None:
 # ---- the file of the page ----
 
 
-def test_both_commands_write_the_same_page(tmp_path: Path, tiny_gpt2_dir: Path) -> None:
+def test_both_commands_write_the_same_page(
+    tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out, first, second = (tmp_path / name for name in ("m.qsf", "first.html", "second.html"))
-    assert cli.run([str(tiny_gpt2_dir), str(out), "--report", str(first), "-q"]) == 0
+    assert cli.run([str(tiny_gpt2_dir), str(out), "--report", str(first)]) == 0
+    assert f"report: {first}" in capsys.readouterr().out.splitlines()
     assert inspect(out, "--report", second) == f"{second}: written\n"
     assert first.read_bytes() == second.read_bytes()
     PageParser().read(first.read_text("utf-8"))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first.html", "m.qsf", "second.html"]
 
 
-def test_the_summary_names_the_page(
-    tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    page_path = tmp_path / "r.html"
-    assert cli.run([str(tiny_gpt2_dir), str(tmp_path / "m"), "--report", str(page_path)]) == 0
-    assert f"report: {page_path}" in capsys.readouterr().out.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("name", "message", "code"),
-    [
-        ("there.html", "there.html exists; --force replaces it", 2),
-        ("gone/r.html", "gone: no such directory", 1),
-        (".", "is a directory", 1),
-        ("m.qsf", "the report and the model are the same file", 2),
-        ("./folder/../m.qsf", "the report and the model are the same file", 2),
-    ],
-)
 def test_what_would_fail_is_refused_before_the_work(
-    tmp_path: Path,
-    tiny_gpt2_dir: Path,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    message: str,
-    code: int,
+    tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "there.html").write_text("mine")
-    arguments = [str(tiny_gpt2_dir), str(tmp_path / "m.qsf"), "--report", f"{tmp_path}/{name}"]
-    assert cli.run(arguments) == code
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert len(captured.err.splitlines()) == 1  # no progress: nothing was read
-    assert not (tmp_path / "m.qsf").exists()
-    assert (tmp_path / "there.html").read_text() == "mine"
-
-
-def test_the_models_own_files_are_not_replaced(
-    tmp_path: Path, tiny_llama_4bit: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
     (tmp_path / "config.json").write_text("{}")
-    config = str(tmp_path / "config.json")
-    arguments = [str(tmp_path), str(tmp_path / "m.qsf"), "--report", config, "--force"]
-    assert cli.run(arguments) == 2
-    assert "is a file of the model itself" in capsys.readouterr().err
-    before = tiny_llama_4bit.read_bytes()
-    assert inspect_cli.run([str(tiny_llama_4bit), "--report", str(tiny_llama_4bit), "--force"]) == 2
-    assert "is a file of the model itself" in capsys.readouterr().err
-    assert tiny_llama_4bit.read_bytes() == before
+    own, same = "is a file of the model itself", "the report and the model are the same file"
+    for source, name, message, code in (
+        (tiny_gpt2_dir, "there.html", "there.html exists; --force replaces it", 2),
+        (tiny_gpt2_dir, "gone/r.html", "gone: no such directory", 1),
+        (tiny_gpt2_dir, ".", "is a directory", 1),
+        (tiny_gpt2_dir, "m.qsf", same, 2),
+        (tiny_gpt2_dir, "./folder/../m.qsf", same, 2),
+        (tmp_path, "config.json", own, 2),
+    ):
+        force = ["--force"] * (message == own)
+        arguments = [str(source), str(tmp_path / "m.qsf"), "--report", f"{tmp_path}/{name}", *force]
+        assert cli.run(arguments) == code
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert len(captured.err.splitlines()) == 1  # no progress: nothing was read
+        assert not (tmp_path / "m.qsf").exists()
+    assert (tmp_path / "there.html").read_text() == "mine"
 
 
 def test_the_page_is_written_whole_or_not_at_all(
@@ -483,6 +439,10 @@ def test_the_page_is_written_whole_or_not_at_all(
     out.write_text("mine")
     assert inspect_cli.run(arguments) == 2
     assert out.read_text() == "mine"
+    before = tiny_llama_4bit.read_bytes()
+    assert inspect_cli.run([arguments[0], "--report", arguments[0], "--force"]) == 2
+    assert "is a file of the model itself" in capsys.readouterr().err
+    assert tiny_llama_4bit.read_bytes() == before
 
     def full_disk(_fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -504,9 +464,3 @@ def test_quality_goes_with_few_options(
     for other in ("--tensors", "--verify"):
         assert inspect_cli.run([str(tiny_llama_4bit), "--quality", other]) == 2
         assert "--quality goes with" in capsys.readouterr().err
-
-
-def test_the_short_report_is_the_start_of_the_whole() -> None:
-    quality = full_quality()
-    short = list(quality_lines(quality))
-    assert list(full_lines(quality))[: len(short)] == short

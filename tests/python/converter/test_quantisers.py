@@ -63,6 +63,8 @@ def round_trip(dtype: Dtype, rows: np.ndarray, rule: Rule = "search") -> np.ndar
     ),
 )
 @example(Dtype.Q3, [[-0.0, 0.0, 0.0, 0.0, -1e-30]])  # a range of -0 is no scale of -0
+@example(Dtype.Q4, [[0.0, 2.0**-26, 0.0, 0.0, 0.0]])  # a range below f16: the smallest scale
+@example(Dtype.Q2, [[0.1, 0.1, 0.1, 0.1, 0.1]])  # no range: a min, no scale, no codes
 def test_any_values_are_coded_plainly_as_said(dtype: Dtype, rows: list[list[float]]) -> None:
     array = np.array(rows, np.float32)
     assert quantise_rows(dtype, array, rule="nearest") == naive_tiles(dtype, array)
@@ -84,30 +86,6 @@ def test_all_up_to_the_limit_is_stored(dtype: Dtype, n_cols: int, kind: str, see
     rows = (units * LIMITS[dtype]).astype(np.float32)
     assert np.isfinite(round_trip(dtype, rows)).all()
     assert np.isfinite(round_trip(dtype, rows, "nearest")).all()
-
-
-@pytest.mark.parametrize("dtype", SPANNING)
-@pytest.mark.parametrize(("scale", "shape"), [(1e-7, (16, 64)), (1.0, (17, 65))])
-def test_error_is_half_a_step(dtype: Dtype, shape: tuple[int, int], scale: float) -> None:
-    rows = np.clip(random_rows(*shape), -4, 4) * np.float32(scale)
-    again = round_trip(dtype, rows, "nearest")
-    assert again.shape == rows.shape
-    for col0 in range(0, shape[1], 64):
-        block = rows[:, col0 : col0 + 64].astype(np.float64)
-        error = np.abs(block - again[:, col0 : col0 + 64])
-        amax = np.abs(block).max(axis=1)
-        if dtype in WITH_MIN:
-            n_steps = {Dtype.Q2: 3, Dtype.Q3: 7, Dtype.Q4: 15}[dtype]
-            step = (block.max(axis=1) - block.min(axis=1)) / n_steps
-            slack = amax * 2**-10 + 2**-23  # rounding of min and scale to f16
-        else:
-            n_steps = 127 if dtype == Dtype.Q8 else 8
-            step = amax / n_steps
-            slack = amax * 2**-10 / 2 + n_steps * 2**-26  # half the coarseness of a tiny scale
-        limit = np.repeat((step / 2 + slack)[:, None], block.shape[1], axis=1)
-        if dtype == Dtype.Q4_SYM:  # opposite the extreme there is no code 8, only 7
-            limit[np.abs(block) > 7.5 * step[:, None] * (1 - 2**-9)] *= 2
-        assert (error <= limit).all()
 
 
 # Of the weights' energy. The best that evenly spaced levels of one scale for all of a normal
@@ -193,35 +171,6 @@ def relative(weights: np.ndarray) -> np.ndarray:
     return weights.astype(np.float64) / top if top > 0 else np.ones(len(weights))
 
 
-@given(
-    dtype=st.sampled_from(EXACT),
-    n_cols=st.sampled_from([1, 2, 5, 63, 64]),
-    kind=st.sampled_from(SPREADS),
-    is_weighted=st.booleans(),
-    seed=st.integers(0, 2**32),
-)
-def test_two_magnitudes_get_their_best_scale(
-    dtype: Dtype, n_cols: int, kind: str, is_weighted: bool, seed: int
-) -> None:
-    """Against all ways to split the sorted magnitudes in two, in f64 and without f16."""
-    rng = np.random.default_rng(seed)
-    rows = spread_rows(kind, 16, n_cols, rng)
-    weights = rng.random(n_cols).astype(np.float32) + np.float32(0.01)
-    stored = np.empty_like(rows)
-    quantise_rows(dtype, rows, weights=weights if is_weighted else None, stored=stored)
-    w = weights.astype(np.float64) if is_weighted else np.ones(n_cols)
-    near, far = (0.5, 1.5) if dtype == Dtype.Q2_SYM else (0.0, 1.0)
-    for row, loss in zip(rows, weighted_losses(rows, stored, w), strict=True):
-        a = np.abs(row.astype(np.float64))
-        is_far = np.argsort(np.argsort(-a))[None, :] < np.arange(n_cols + 1)[:, None]
-        m = np.where(is_far, far, near)
-        energy = (w * m * m).sum(axis=1)
-        gain = np.divide((w * a * m).sum(axis=1) ** 2, energy, where=energy > 0, out=0 * energy)
-        best = (w * a * a).sum() - gain.max()
-        # A scale that is off by an f16's rounding: its square times what the levels hold.
-        assert loss <= best + (w * a * a).sum() * (2**-22 + 2**-21)
-
-
 def levels_of(dtype: Dtype) -> np.ndarray:
     """What codes stand for, in scales."""
     return {
@@ -258,30 +207,6 @@ def test_search_is_near_the_best_of_tiny_blocks(
     plain = weighted_losses(rows, nearest, w)
     # Of what plain rounding loses more than the best, so much is left.
     assert (found - best).sum() < left * (plain - best).sum()
-
-
-@pytest.mark.parametrize(("dtype", "most"), [(Dtype.Q2, 1.01), (Dtype.Q3, 1.02), (Dtype.Q4, 1.035)])
-def test_search_is_near_what_many_beginnings_find(dtype: Dtype, most: float) -> None:
-    """Whole blocks: against 300 random beginnings, each improved in turns in f64."""
-    rng = np.random.default_rng(8)
-    rows = spread_rows("normal", 32, 64, rng)
-    stored = np.empty_like(rows)
-    quantise_rows(dtype, rows, stored=stored)
-    x = rows.astype(np.float64)[:, None, :]
-    top = levels_of(dtype)[-1]
-    span = x.max(axis=2) - x.min(axis=2)
-    scale = span / top * rng.uniform(0.5, 1.1, (32, 300))
-    low = x.min(axis=2) + span * rng.uniform(-0.1, 0.4, (32, 300))
-    best = np.full(32, np.inf)
-    for _ in range(12):
-        q = np.clip(np.rint((x - low[..., None]) / scale[..., None]), 0, top)
-        lost = ((x - q * scale[..., None] - low[..., None]) ** 2).sum(axis=2)
-        best = np.minimum(best, lost.min(axis=1))
-        centred = q - q.mean(axis=2, keepdims=True)
-        energy = (centred**2).sum(axis=2)
-        scale = np.where(energy > 0, (centred * x).sum(axis=2) / np.maximum(energy, 1e-9), scale)
-        low = x.mean(axis=2) - scale * q.mean(axis=2)
-    assert weighted_losses(rows, stored, np.ones(64)).sum() < most * best.sum()
 
 
 @pytest.mark.parametrize("dtype", SPANNING)
@@ -333,15 +258,6 @@ def test_ternary_weights_are_kept(dtype: Dtype, n_cols: int, density: float, see
     np.testing.assert_array_equal(stored, rows)
 
 
-@given(n_far=st.integers(1, 64), n_cols=st.integers(1, 64), seed=st.integers(0, 2**32))
-def test_symmetric_2bit_weights_are_kept(n_far: int, n_cols: int, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    units = np.where(np.arange(64) < n_far, 1.5, 0.5)[:n_cols] * rng.choice([-1, 1], (16, n_cols))
-    scales = np.exp(rng.uniform(np.log(2.0**-13), np.log(30000), (16, 1))).astype(np.float16)
-    rows = rng.permuted(units, axis=1).astype(np.float32) * scales.astype(np.float32)
-    np.testing.assert_array_equal(round_trip(Dtype.Q2_SYM, rows), rows)
-
-
 @pytest.mark.parametrize("dtype", TERNARY)
 def test_absmean_is_one_scale_for_the_tensor(dtype: Dtype) -> None:
     rows = random_rows(40, 70, 0.02)
@@ -384,16 +300,6 @@ def test_rules_weights_and_outputs_that_are_none_are_refused() -> None:
         native.quantise_rows(native.Rounding(3, 0, 0.0, None), rows, np.empty(9, np.uint8), None)
 
 
-@given(dtype=st.sampled_from([Dtype.Q2, Dtype.Q2_SYM]), seed=st.integers(0, 2**32))
-def test_four_levels_in_equal_parts_are_kept(dtype: Dtype, seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    codes = np.stack([rng.permutation(np.repeat(np.arange(4), 16)) for _ in range(16)])
-    scale = np.float32(2.0 ** rng.integers(-10, 10))
-    offset = 1.5 if dtype == Dtype.Q2_SYM else float(rng.integers(-3, 4))
-    rows = ((codes - offset) * scale).astype(np.float32)
-    np.testing.assert_array_equal(round_trip(dtype, rows), rows)
-
-
 @pytest.mark.parametrize("dtype", ALL_TYPES)
 def test_constant_blocks_are_exact(dtype: Dtype) -> None:
     for value, shape in ((0.0, (17, 65)), (1.0, (1, 1)), (-0.25, (16, 3)), (2.0**-5, (16, 64))):
@@ -401,16 +307,6 @@ def test_constant_blocks_are_exact(dtype: Dtype) -> None:
         # Where the value is a level that no f16 scale may give exactly.
         tolerance = abs(value) * 2**-10 if dtype in (Dtype.Q8, Dtype.Q2_SYM) else 0
         np.testing.assert_allclose(round_trip(dtype, rows), rows, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("dtype", WITH_MIN)
-@pytest.mark.parametrize("n_cols", [3, 64])
-def test_constant_block_with_a_min_has_no_scale_and_no_codes(dtype: Dtype, n_cols: int) -> None:
-    rows = np.full((16, n_cols), 0.1, np.float32)
-    tile = np.frombuffer(quantise_rows(dtype, rows), TILE_DTYPES[dtype])[0]
-    assert not tile["scales"].any()
-    assert not tile["codes"].any()
-    assert (tile["mins"] == np.float16(0.1)).all()
 
 
 @pytest.mark.parametrize("dtype", ALL_TYPES)
@@ -425,15 +321,6 @@ def test_padding_has_no_influence(dtype: Dtype) -> None:
     assert np.abs(again - rows[:, 64:]).max() < (1.5 if dtype in EXACT else 0.8)
 
 
-@pytest.mark.parametrize(("dtype", "n_steps"), [(Dtype.Q3, 7), (Dtype.Q4, 15)])
-def test_min_and_scale_cover_the_block(dtype: Dtype, n_steps: int) -> None:
-    rows = random_rows(64, 64, seed=3)
-    tile_rows = np.frombuffer(quantise_rows(dtype, rows, rule="nearest"), TILE_DTYPES[dtype])
-    scales = tile_rows["scales"].astype(np.float64).reshape(64)
-    mins = tile_rows["mins"].astype(np.float64).reshape(64)
-    assert (mins + n_steps * scales >= rows.max(axis=1) * (1 - 2**-20)).all()
-
-
 @pytest.mark.parametrize("dtype", QUANTISED)
 def test_what_is_below_f16_is_near_zero(dtype: Dtype) -> None:
     for value in (1e-45, -1e-42, 1e-30, 2.0**-26, -(2.0**-25)):
@@ -441,13 +328,6 @@ def test_what_is_below_f16_is_near_zero(dtype: Dtype) -> None:
         rows[:, 1] = value
         rows[3] = value
         assert np.abs(round_trip(dtype, rows)).max() <= 2.0**-24
-
-
-def test_a_range_below_f16_keeps_the_smallest_scale() -> None:
-    rows = np.zeros((16, 64), np.float32)
-    rows[:, 1] = 2.0**-26
-    tile = np.frombuffer(quantise_rows(Dtype.Q4, rows, rule="nearest"), TILE_DTYPES[Dtype.Q4])[0]
-    assert (tile["scales"] == np.float16(2.0**-24)).all()
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
@@ -459,33 +339,6 @@ def test_scales_of_zeros_are_plus_zero(dtype: Dtype) -> None:
         assert not tile["scales"].view(np.uint16).any()
         if dtype in WITH_MIN:
             assert not tile["mins"].view(np.uint16).any()
-
-
-@pytest.mark.parametrize("dtype", ALL_TYPES)
-def test_what_is_not_finite_is_refused_with_its_place(dtype: Dtype) -> None:
-    rows = random_rows(40, 70)
-    rows[37, 66] = np.nan
-    rows[38, 2] = np.inf
-    with pytest.raises(UnrepresentableError) as caught:
-        quantise_rows(dtype, rows)
-    assert (caught.value.row, caught.value.col) == (37, 66)
-
-
-@pytest.mark.parametrize("dtype", ALL_TYPES)
-def test_one_bad_value_among_zeros_is_refused(dtype: Dtype) -> None:
-    for value, col in ((np.nan, 0), (np.inf, 17), (-np.inf, 63)):
-        rows = np.zeros((16, 64), np.float32)
-        rows[5, col] = value
-        with pytest.raises(UnrepresentableError):
-            quantise_rows(dtype, rows)
-
-
-def test_place_is_right_in_a_later_band() -> None:
-    rows = np.zeros((4096, 256), np.float32)
-    rows[4001, 255] = np.nan
-    with pytest.raises(UnrepresentableError) as caught:
-        quantise_rows(Dtype.Q4, rows)
-    assert (caught.value.row, caught.value.col) == (4001, 255)
 
 
 @pytest.mark.parametrize(
@@ -526,19 +379,10 @@ def test_wide_rows_are_those_of_their_blocks(dtype: Dtype) -> None:
     for col in (0, 16320, 16384, 16448, 32768, 32832):
         part = quantise_rows(dtype, rows[:, col : col + 64])
         assert grid[:, col // 64].tobytes() == part
-    rows[16, 20000] = np.inf
-    with pytest.raises(UnrepresentableError) as caught:
-        quantise_rows(dtype, rows)
-    assert (caught.value.row, caught.value.col) == (16, 20000)
-
-
-def test_ranges_of_rows_join_to_the_whole() -> None:
-    rows = random_rows(100, 130)
-    for dtype in ALL_TYPES:
-        parts = [quantise_rows(dtype, rows[i : i + 32]) for i in range(0, 100, 32)]
-        assert b"".join(parts) == quantise_rows(dtype, rows)
-
-
-def test_rows_need_not_be_contiguous() -> None:
-    rows = random_rows(65, 33).T
-    assert quantise_rows(Dtype.Q4, rows) == quantise_rows(Dtype.Q4, rows.copy())
+    assert whole.tobytes() == quantise_rows(dtype, np.asfortranarray(rows))
+    assert whole.tobytes() == quantise_rows(dtype, rows[:16]) + quantise_rows(dtype, rows[16:])
+    for value, place in ((np.inf, (16, 20000)), (-np.inf, (1, 63)), (np.nan, (0, 17))):
+        rows[place] = value  # the first one is named
+        with pytest.raises(UnrepresentableError) as caught:
+            quantise_rows(dtype, rows)
+        assert (caught.value.row, caught.value.col) == place

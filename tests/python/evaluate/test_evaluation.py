@@ -265,10 +265,7 @@ def test_a_model_and_itself(q4: Model, tiny_llama_4bit: Path) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
 def test_an_f16_file_is_its_original(
-    name: str,
-    converted: Callable[[str, str], Path],
-    tiny_llama_dir: Path,
-    tiny_gpt2_dir: Path,
+    name: str, converted: Callable[[str, str], Path], tiny_llama_dir: Path, tiny_gpt2_dir: Path
 ) -> None:
     """Whatever memory the original has: all in one batch with weights kept, window by window."""
     folder = {"tiny-llama": tiny_llama_dir, "tiny-gpt2": tiny_gpt2_dir}[name]
@@ -338,8 +335,7 @@ print(max(0, kb("VmHWM") - before_kb) << 10)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc")
 @pytest.mark.parametrize(
-    ("form", "max_tokens"),
-    [("chr(0x2ebe0) * 500_000", None), ("'x y' * 500_000", 90_000)],
+    ("form", "max_tokens"), [("chr(0x2ebe0) * 500_000", None), ("'x y' * 500_000", 90_000)]
 )
 def test_encoding_takes_what_is_counted(
     tiny_llama_4bit: Path, form: str, max_tokens: int | None

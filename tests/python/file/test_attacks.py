@@ -44,12 +44,12 @@ from make.attacks import (
 from make.expert_attacks import EXPERT_ATTACKS, EXPERTS
 from make.fresh import write_fresh
 from make.kind_attacks import KIND_ATTACKS, KINDS, LATENT_ATTACKS, LATENTS
-from make.limited import outcomes
 from make.mutants import SECTIONS, mutant
 from make.outlier_files import add_outliers
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.recurrent_models import write_recurrent
 from make.stored import Reader, fault_of, verdict
+from make.use_file import outcomes
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.kinds import RopeSet
 from qsf.file.layout import HEAD_COLS, Compression, Dtype

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from make.qsf_files import tiny_header, write_tiny
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
@@ -183,78 +185,58 @@ def first_layer(at: int, byte: int) -> Change:
 
 
 F, U = QsfFormatError, QsfUnsupportedError
-
-
+Attack = tuple[str, type[QsfError], Change]
 INF, NAN = float("inf"), float("nan")
+# tests/data/attacks.json has the tables: name, kind of error (F or U), what is changed, and how.
+# Keys and values of ARCH and KIND are those of one of its "like", and others.
+DATA: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "data" / "attacks.json").read_text("utf-8")
+)
 
 
-HEADER_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
-    ("magic", F, put("4s", 0, b"QSF2")),
-    ("version 1", U, put("I", 4, 1)),
-    ("version 3", U, put("I", 4, 3)),
-    ("version 0", U, put("I", 4, 0)),
-    ("header size", F, put("I", 8, 64)),
-    ("architecture", U, put("I", 12, 5)),
-    ("no layers", F, put("I", 16, 0)),
-    ("layers", F, put("I", 16, 4097)),
-    ("layers and index disagree", F, put("I", 16, 3)),
-    ("dim 0", F, put("I", 20, 0)),
-    ("dim", F, put("I", 20, 0xFFFFFFFF)),
-    ("heads", F, put("I", 24, 0)),
-    ("heads huge", F, put("I", 24, 4097)),
-    ("kv heads", F, put("I", 28, 3)),
-    ("vocab 0", F, put("I", 32, 0)),
-    ("vocab huge", F, put("I", 32, 0xFFFFFFFF)),
-    ("vocab disagrees", F, put("I", 32, 36)),
-    ("vocab disagrees, same bands", F, put("I", 32, 21)),
-    ("max tokens", F, put("I", 36, 0)),
-    ("ffn", F, put("I", 40, 0)),
-    ("head dim 0", F, put("I", 44, 0)),
-    ("head dim", F, put("I", 44, 4097)),
-    ("dtype", F, put("B", 48, 21)),
-    ("activation", F, put("B", 49, 6)),
-    ("norm", F, put("B", 50, 2)),
-    ("positions", F, put("B", 51, 3)),
-    ("theta 0", F, put("f", 52, 0.0)),
-    ("theta negative", F, put("f", 52, -1.0)),
-    ("theta nan", F, put("f", 52, NAN)),
-    ("theta inf", F, put("f", 52, INF)),
-    ("theta without rope", F, put("Bf", 51, 2, 1.0)),
-    ("learned without WPOS", F, put("Bf", 51, 0, 0.0)),
-    ("index offset", F, put("Q", 56, 128)),
-    ("embedding offset", F, put("Q", 64, 0)),
-    ("final offset", F, put("Q", 72, 1 << 63)),
-    ("bos", F, put("I", 80, 20)),
-    ("eos", F, put("I", 84, 0xFFFFFFFE)),
-    ("pad", F, put("I", 88, 20)),
-    ("directory unaligned", F, put("Q", 100, 129)),
-    ("directory outside", F, put("Q", 100, 1 << 40)),
-    ("directory wraps", F, put("Q", 100, (1 << 64) - 8)),
-    ("directory in header", F, put("Q", 100, 0)),
-    ("no entries", F, put("I", 108, 0)),
-    ("257 entries", F, put("I", 108, 257)),
-    ("more entries than bytes", F, put("I", 108, 256)),
-    ("fewer entries", F, put("I", 108, 1)),
-    ("block size", F, put("H", 116, 32)),
-    ("rows per tile", F, put("B", 118, 8)),
-    ("flags", F, put("B", 119, 1)),
-]
+def number(value: Any) -> Any:
+    """Return the value; JSON has no word for NaN and infinity."""
+    return float(value) if value in ("nan", "inf") else value
 
 
-DIRECTORY_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
+def values_of(said: dict[str, Any]) -> bytes:
+    """Pack keys and values: whole numbers, floats and lists of floats."""
+    whole = {**DATA["like"].get(said.get("like"), {}), **said}
+    whole.pop("like", None)
+    out = b""
+    for key, value in sorted((int(key), number(value)) for key, value in whole.items()):
+        if isinstance(value, list):
+            out += f32s(key, len(value), *map(number, value))
+        else:
+            out += f32(key, value) if isinstance(value, float) else u32(key, value)
+    return out
+
+
+def attack_of(name: str, error: str, what: str, *how: Any) -> Attack:
+    """Return the attack of a row of the tables."""
+    changes: dict[str, Callable[..., Change]] = {
+        "header": put, "block": block, "layer": layer, "tensor": tensor, "unit": unit,
+        "entry": lambda tag, *where: entry(tag.encode(), *where),
+        "inside": lambda tag, *where: inside(tag.encode(), *where),
+        "arch": lambda said: arch(values_of(said)),
+    }  # fmt: skip
+    values = [number(value) for value in how]
+    if "4s" in values:  # of text
+        values[-1] = values[-1].encode()
+    return name, {"F": F, "U": U}[error], changes[what](*values)
+
+
+def table(name: str) -> list[Attack]:
+    return [attack_of(*row) for row in DATA[name]]
+
+
+ATTACKS: list[Attack] = [
+    *(row for name in ("header", "directory", "layer", "tensor", "arch", "unit")
+      for row in table(name)),
     *((f"no {t.decode()}", F, drop(t))
       for t in (b"UNIT", b"ARCH", b"TENS", b"EBND")),
-    ("unknown required", U, entry(b"NEWS", "I", 4, 1)),
     ("unknown tag of any bytes, required", U, lambda d: struct.pack_into(
         "<4sI", d, entry_at(d, b"NEWS"), b"\xff\0\x1b\n", 1)),
-    ("unknown flag", F, entry(b"META", "I", 4, 2)),
-    ("reserved", F, entry(b"META", "I", 28, 1)),
-    ("twice", F, entry(b"NEWS", "4s", 0, b"META")),
-    ("empty", F, entry(b"META", "Q", 16, 0)),
-    ("outside", F, entry(b"META", "Q", 16, 1 << 40)),
-    ("wraps", F, entry(b"META", "Q", 8, (1 << 64) - 1)),
-    ("wraps in size", F, entry(b"META", "Q", 16, (1 << 64) - 1)),
-    ("overlap with header", F, entry(b"META", "Q", 8, 64)),
     ("overlap with directory", F, lambda d: struct.pack_into(
         "<Q", d, entry_at(d, b"META") + 8, struct.unpack_from("<Q", d, 100)[0])),
     ("overlap with layer", F, lambda d: struct.pack_into("<Q", d, entry_at(d, b"META") + 8,
@@ -264,148 +246,22 @@ DIRECTORY_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("embedding unaligned", F, lambda d: (layer(-1, "Q", 0, 4160)(d), put("Q", 64, 4160)(d))),
     ("embedding too short", F, lambda d: [layer(-1, "Q", at, 2112)(d) for at in (8, 16)]),
     ("embedding too long", F, lambda d: [layer(-1, "Q", at, 2240)(d) for at in (8, 16)]),
-    ("embedding compressed", F, layer(-1, "B", 34, 1)),
-    ("index size", F, entry(b"UNIT", "Q", 16, 32)),
-    ("index of two units", F, entry(b"UNIT", "Q", 16, 2 * UNIT_BYTES)),
-    ("EBND size", F, entry(b"EBND", "Q", 16, 4)),
-    ("TENS size", F, entry(b"TENS", "Q", 16, 33)),
-    ("TENS shorter", F, entry(b"TENS", "Q", 16, 32)),
-]  # fmt: skip
-
-
-LAYER_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
-    ("unaligned", F, layer(0, "Q", 0, 8256)),
-    ("outside", F, layer(0, "Q", 0, 1 << 40)),
-    ("wraps", F, layer(0, "Q", 0, (1 << 64) - 4096)),
     ("same place", F, lambda d: layer(1, "Q", 0, unit_at(d, 1))(d)),
-    ("stored 0", F, layer(0, "Q", 8, 0)),
-    ("raw 0", F, layer(0, "Q", 16, 0)),
-    ("stored is not raw", F, layer(0, "Q", 16, 4800)),
-    ("stored huge", F, layer(0, "Q", 8, 0xFFFFFFFF)),
-    ("dtype", F, layer(0, "B", 33, 21)),
-    ("compression", F, layer(0, "B", 34, 4)),
-    ("compressed bytes are not blocks", F, layer(0, "B", 34, 1)),
-    ("count", F, layer(0, "I", 40, 8)),
-    ("count 0", F, layer(0, "I", 40, 0)),
-    ("importance nan", F, layer(0, "f", 28, NAN)),
-    ("importance inf", F, layer(0, "f", 28, INF)),
-    ("importance negative", F, layer(0, "f", 28, -1.0)),
-    ("reserved", F, layer(0, "B", 35, 1)),
-    ("a template of a layer", F, layer(1, "I", 44, 1)),
-    ("a role that nobody knows", U, layer(0, "B", 32, 5)),
-    ("an own table among the layers", F, layer(0, "B", 32, 4)),
-    ("two embeddings", F, layer(0, "B", 32, 0)),
-    ("no final unit", F, layer(2, "B", 32, 3)),
-    ("layer of the file's number", F, layer(0, "H", 36, 2)),
-    ("layers descend", F, layer(1, "H", 36, 0)),
-    ("an expert number of a layer", F, layer(1, "H", 38, 1)),
-]  # fmt: skip
-
-
-TENSOR_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
-    ("unit", F, tensor(0, "I", 0, 4)),
-    ("unit order", F, tensor(1, "I", 0, 2)),
-    ("unit 0 empty", F, tensor(0, "I", 0, 1)),
-    ("free type before the router bias", U, tensor(1, "I", 4, 43)),
-    ("free type behind the scales of experts", U, tensor(1, "I", 4, 49)),
     ("experts that no layer has", F, lambda d: grow(d, b"UNIT", units_with_an_expert(d))),
-    ("type behind the last", U, tensor(1, "I", 4, 89)),
-    ("own table in a layer", F, tensor(1, "I", 4, 70)),
-    ("head bias in a layer", F, tensor(1, "I", 4, 66)),
-    ("an outlier table in tiles", F, tensor(2, "I", 4, 29)),
-    ("type huge", U, tensor(1, "I", 4, 0xFFFFFFFF)),
-    ("embedding type", F, tensor(0, "I", 4, 26)),
-    ("layer has a final norm", F, tensor(1, "I", 4, 27)),
-    ("final norm type", F, tensor(19, "I", 4, 7)),
-    ("head type", F, tensor(20, "I", 4, 5)),
-    ("head index", F, tensor(20, "H", 18, 1)),
-    ("twice", F, tensor(3, "I", 4, 0)),
-    ("rows 0", F, tensor(2, "I", 8, 0)),
-    ("rows huge", F, tensor(2, "I", 8, 0xFFFFFFFF)),
-    ("rows beyond the unit", F, tensor(2, "I", 8, 1 << 24)),
-    ("cols 0", F, tensor(2, "I", 12, 0)),
-    ("cols huge", F, tensor(2, "I", 12, (1 << 24) + 1)),
-    ("embedding rows", F, tensor(0, "I", 8, 21)),
-    ("embedding cols", F, tensor(0, "I", 12, 9)),
-    ("final norm cols", F, tensor(19, "I", 12, 9)),
-    ("dtype 5", F, tensor(2, "B", 16, 5)),
-    ("dtype 21", F, tensor(2, "B", 16, 21)),
-    ("q4_k without 256 columns", F, tensor(2, "B", 16, 17)),
-    ("tiles of another type than they have bytes", F, tensor(2, "B", 16, 11)),
-    ("a vector of tiles' type", F, tensor(1, "B", 16, 11)),
-    ("dtype 255", F, tensor(2, "B", 16, 255)),
-    ("layout 2", F, tensor(2, "B", 17, 2)),
-    ("vector with rows", F, tensor(2, "B", 17, 0)),
-    ("vector of 4 bits", F, tensor(1, "B", 16, 3)),
-    ("reserved", F, tensor(2, "I", 20, 1)),
-    ("offset 0", F, tensor(0, "Q", 24, 0)),
-    ("offset", F, tensor(2, "Q", 24, 1 << 63)),
-    ("offset wraps", F, tensor(2, "Q", 24, (1 << 64) - 64)),
-]
-
-
-ARCH_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
     ("1 byte", F, arch(b"\0")),
     ("no value", F, arch(struct.pack("<HBB", 1, 2, 0))),
     ("half a value", F, arch(f32(1, 1.0)[:-1])),
-    ("key 0", U, arch(u32(0, 0))),
-    ("own embeddings without a table", F, arch(u32(13, 8))),
-    ("own embeddings too wide", F, arch(u32(13, 4097))),
-    ("key 15", U, arch(u32(15, 0))),
     ("new key of a new type", U, arch(struct.pack("<HBB", 15, 9, 0))),
-    ("embedding factor 0", F, arch(f32(11, 0.0))),
-    ("logit cap negative", F, arch(f32(12, -1.0))),
-    ("key 0x7fff", U, arch(u32(0x7FFF, 0))),
     ("descending", F, arch(u32(9, 0) + u32(8, 0))),
     ("twice", F, arch(u32(9, 0) + u32(9, 0))),
     ("reserved", F, arch(struct.pack("<HBBI", 9, 1, 1, 0))),
     ("type 0", F, arch(struct.pack("<HBBI", 9, 0, 0, 0))),
     ("type 4", F, arch(struct.pack("<HBBI", 0x9000, 4, 0, 0))),
-    ("wrong type", F, arch(f32(9, 0.0))),
-    ("wrong type for a float", F, arch(u32(1, 1))),
-    ("epsilon 0", F, arch(f32(1, 0.0))),
-    ("epsilon nan", F, arch(f32(1, NAN))),
-    ("scaling", F, arch(u32(2, 3))),
-    ("factor negative", F, arch(f32(3, -1.0))),
-    ("low above high", F, arch(f32(4, 5.0))),
-    ("high equals low", F, arch(f32(4, 2.0) + f32(5, 2.0))),
-    ("original 0", F, arch(u32(6, 0))),
-    ("dims odd", F, arch(u32(7, 3))),
-    ("dims above the head", F, arch(u32(7, 6))),
-    ("pairing", F, arch(u32(8, 2))),
-    ("tied 2", F, arch(u32(9, 2))),
-    ("tied with a head", F, arch(u32(9, 1))),
-    ("array of an unknown key, nan", F, arch(f32s(0x9000, 1, NAN))),
     ("array too long", F, arch(f32s(0x9000, 65537, *([0.0] * 65537)))),
     ("array outside", F, arch(f32s(0x9000, 3, 0.0))),
     ("array without count", F, arch(struct.pack("<HBBH", 0x9000, 3, 0, 1))),
-]
-
-
-UNIT_ATTACKS: list[tuple[str, type[QsfError], Change]] = [
-    ("header type", F, unit(0, 0, 26)),
-    ("header rows", F, unit(0, 4, 21)),
-    ("header dtype", F, unit(0, 12, 3)),
-    ("header dtype of the file, which is another", F, unit(0, 12, 0xFF)),
-    ("header layout", F, unit(0, 13, 0)),
-    ("header index", F, unit(3, 14, 1)),
-    ("header reserved", F, unit(0, 63, 1)),
-    ("layer header", F, first_layer(8, 9)),
-    ("vector padding", F, first_layer(96, 1)),
-    ("band", F, unit(0, 64 + 1500, 7)),
-    ("band checksum", F, inside(b"EBND", "I", 4, 1)),
     ("padding between extents", F, lambda d: struct.pack_into("<B", d, 4000, 1)),
-]
-
-
-ATTACKS = [
-    *HEADER_ATTACKS,
-    *DIRECTORY_ATTACKS,
-    *LAYER_ATTACKS,
-    *TENSOR_ATTACKS,
-    *ARCH_ATTACKS,
-    *UNIT_ATTACKS,
-]
+]  # fmt: skip
 
 # On the layers of a compressed file.
 PACKED_ATTACKS: list[Change] = [

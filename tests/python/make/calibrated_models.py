@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from make import golden_families, tiny_checkpoints
+from make import tiny_checkpoints
 from oracle import reference
 from qsf.file.layout import Dtype
 from qsf_converter.original.layers import Original
@@ -57,24 +56,6 @@ def small_gpt2(folder: Path, tokenizer_from: Path, **options: Any) -> Path:
         tokenizer_from=tokenizer_from,
         **{"n_layers": 2, "dim": 40, "n_heads": 2, "ffn_dim": 70, "n_vocab": N_VOCAB, **options},
     )
-
-
-def own_embeddings(folder: Path, tokenizer_from: Path) -> Path:
-    """Gemma 4 with embeddings of each layer and shared keys, and the bundled tokenizer."""
-    golden = golden_families.cases()["gemma4-own"]
-    n_before = golden.config["vocab_size"]
-    sizes = ("vocab_size", "vocab_size_per_layer_input")
-    config = {**golden.config, **dict.fromkeys(sizes, N_VOCAB), "max_position_embeddings": 128}
-    tensors = {
-        name: golden_families.weights_of(
-            name, tuple(N_VOCAB if n == n_before else n for n in shape)
-        )
-        for name, shape in golden.shapes.items()
-    }
-    golden_families.write_checkpoint(folder, config, tensors)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(tokenizer_from / name, folder / name)
-    return folder
 
 
 def with_outliers(folder: Path) -> Path:

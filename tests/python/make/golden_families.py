@@ -13,7 +13,7 @@ import json
 import math
 import re
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, round
 _ROUTER = re.compile(
     r"\.(mlp|mixer|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.weight$|\.router\.proj\.weight$"
 )
+_EYE = re.compile(r"(model\.)?(visual|vision_tower|multi_modal_projector|mm_projector)")
 _TABLES = ("embed", "wte", "word_embeddings")  # their rows are looked up, not summed
 
 
@@ -69,6 +70,21 @@ class Case:
     def write(self, folder: Path) -> Path:
         """Write config.json and model.safetensors in f16 to `folder` and return it."""
         return write_checkpoint(folder, self.config, self.tensors())
+
+    def text_part(self) -> Case:
+        """Return the text's part of a model that sees, as a model: files of llama.cpp hold that."""
+        from qsf_converter.sources.architectures import FAMILIES  # which the generator lacks
+
+        text = self.config.get("text_config")
+        if text is None:
+            return self
+        family = next(f for f in FAMILIES.values() if f.model_type == text["model_type"])
+        shapes = {
+            name.replace("model.language_model.", "model.").removeprefix("language_model."): shape
+            for name, shape in self.shapes.items()
+            if not _EYE.match(name)
+        }
+        return replace(self, config={**text, "architectures": [family.name]}, shapes=shapes)
 
 
 def cases() -> dict[str, Case]:

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from make.tiny_checkpoints import gpt2_shapes
+from make.tiny_checkpoints import llama_shapes as llama_shapes
+
 Weights = dict[str, np.ndarray]
 
 LLAMA_CONFIG: dict[str, Any] = {
@@ -45,57 +48,6 @@ GPT2_CONFIG: dict[str, Any] = {
     "bos_token_id": 39,
     "eos_token_id": 39,
 }
-
-
-def llama_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    dim, ffn, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
-    q = config["num_attention_heads"] * config["head_dim"]
-    kv = config["num_key_value_heads"] * config["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, dim)}
-    for i in range(config["num_hidden_layers"]):
-        layer = f"model.layers.{i}."
-        for name, rows in (("gate", ffn), ("up", ffn), ("down", dim)):
-            if config.get("mlp_bias"):
-                shapes[f"{layer}mlp.{name}_proj.bias"] = (rows,)
-        for name, rows, cols in (("q", q, dim), ("k", kv, dim), ("v", kv, dim), ("o", dim, q)):
-            shapes[f"{layer}self_attn.{name}_proj.weight"] = (rows, cols)
-            if config.get("attention_bias"):
-                shapes[f"{layer}self_attn.{name}_proj.bias"] = (rows,)
-        shapes[f"{layer}input_layernorm.weight"] = (dim,)
-        shapes[f"{layer}post_attention_layernorm.weight"] = (dim,)
-        shapes[f"{layer}mlp.gate_proj.weight"] = (ffn, dim)
-        shapes[f"{layer}mlp.up_proj.weight"] = (ffn, dim)
-        shapes[f"{layer}mlp.down_proj.weight"] = (dim, ffn)
-    shapes["model.norm.weight"] = (dim,)
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (vocab, dim)
-    return shapes
-
-
-def gpt2_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    dim = config["n_embd"]
-    ffn = config["n_inner"] or 4 * dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "transformer.wte.weight": (config["vocab_size"], dim),
-        "transformer.wpe.weight": (config["n_positions"], dim),
-    }
-    for i in range(config["n_layer"]):
-        layer = f"transformer.h.{i}."
-        for name, n_in, n_out in (
-            ("attn.c_attn", dim, 3 * dim),
-            ("attn.c_proj", dim, dim),
-            ("mlp.c_fc", dim, ffn),
-            ("mlp.c_proj", ffn, dim),
-        ):
-            shapes[f"{layer}{name}.weight"] = (n_in, n_out)
-            shapes[f"{layer}{name}.bias"] = (n_out,)
-        for name in ("ln_1", "ln_2"):
-            shapes[f"{layer}{name}.weight"] = (dim,)
-            shapes[f"{layer}{name}.bias"] = (dim,)
-        shapes[f"{layer}attn.bias"] = (1, 1, 24, 24)
-    shapes["transformer.ln_f.weight"] = (dim,)
-    shapes["transformer.ln_f.bias"] = (dim,)
-    return shapes
 
 
 def random_weights(
@@ -173,5 +125,8 @@ def llama(folder: Path, dtype: type = np.float16, **changes: Any) -> tuple[Path,
 
 def gpt2(folder: Path, dtype: type = np.float16, **changes: Any) -> tuple[Path, Weights]:
     config = {**GPT2_CONFIG, **changes}
-    weights = random_weights(gpt2_shapes(config), dtype)
+    shapes = gpt2_shapes(config)
+    for layer in range(config["n_layer"]):  # no weights: a mask
+        shapes[f"transformer.h.{layer}.attn.bias"] = (1, 1, 24, 24)
+    weights = random_weights(shapes, dtype)
     return write_model(folder, config, weights), weights

@@ -18,7 +18,6 @@ from make.golden_families import Case, cases, weights_of, write_checkpoint
 from qsf.file.layout import FINAL_UNIT, Dtype, TensorType, layer_unit
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Policy, make_plan
-from qsf_converter.sources.architectures import FAMILIES as KNOWN
 from qsf_converter.sources.source import open_source
 
 Array = NDArray[np.float32]
@@ -117,20 +116,6 @@ def write_sure(folder: Path, tokenizer_from: Path, *, n_layers: int) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(tokenizer_from / name, folder / name)
     return folder
-
-
-def text_part(case: Case) -> Case:
-    """The text's part of a model that sees, as a model."""
-    text = case.config.get("text_config")
-    if text is None:
-        return case
-    family = next(f for f in KNOWN.values() if f.model_type == text["model_type"])
-    shapes = {
-        name.replace("model.language_model.", "model."): shape
-        for name, shape in case.shapes.items()
-        if "visual" not in name
-    }
-    return replace(case, config={**text, "architectures": [family.name]}, shapes=shapes)
 
 
 def write_gguf(case: Case, path: Path) -> Path:

@@ -104,19 +104,10 @@ def _chat(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.5:
         chat["chat_template"] = rng.choice([*_TEMPLATES, "{{ messages[0].content }}"])
     generation = chat.setdefault("generation", {})
-    names = [
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "eos_token_id",
-        "do_sample",
-    ]
-    generation[rng.choice(names)] = rng.choice(_HOSTILE)
-    return (
-        _json(rng, json.dumps(chat).encode()) if rng.random() < 0.5 else json.dumps(chat).encode()
-    )
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "eos_token_id")
+    generation[rng.choice((*names, "do_sample"))] = rng.choice(_HOSTILE)
+    changed = json.dumps(chat).encode()
+    return _json(rng, changed) if rng.random() < 0.5 else changed
 
 
 def _stored_tokenizer(rng: random.Random, data: bytes) -> bytes:

@@ -53,10 +53,7 @@ def full_quality(n_layers: int = 12, seed: int = 1) -> Quality:
             name = f"{layer}.{kind}"
             tensors.append(tensor(name, dtype, n_rows * 256, n_cols * 256, rng, action))
         tensors.append(tensor(f"{layer}.FFN_NORM", "f32", 1, 1024, rng))
-    tensors += [
-        tensor("FINAL_NORM", "f32", 1, 1024, rng),
-        tensor("HEAD", "8bit", 32000, 1024, rng),
-    ]
+    tensors += [tensor("FINAL_NORM", "f32", 1, 1024, rng), tensor("HEAD", "8bit", 32000, 1024, rng)]
     layers = []
     for layer in range(n_layers):
         edge = min(layer, n_layers - 1 - layer)

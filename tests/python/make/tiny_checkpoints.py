@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 Storage = Literal["fp32", "fp16", "bf16"]
+Shapes = dict[str, tuple[int, ...]]
 
 _STORED_NAMES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
@@ -56,17 +57,15 @@ def make_gpt2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
     Options, beside those of `write_checkpoint`: n_layers, dim, n_heads, ffn_dim, n_vocab,
     max_tokens, hidden_act, tied_head, norm_epsilon.
     """
-    rng = np.random.default_rng(seed)
-    dim, n_vocab = options.pop("dim", 78), options.pop("n_vocab", 101)
-    n_layers, ffn_dim = options.pop("n_layers", 2), options.pop("ffn_dim", 3 * dim + 1)
+    dim = options.pop("dim", 78)
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_embd": dim,
-        "n_layer": n_layers,
+        "n_layer": options.pop("n_layers", 2),
         "n_head": options.pop("n_heads", 3),
-        "n_inner": ffn_dim,
-        "vocab_size": n_vocab,
+        "n_inner": options.pop("ffn_dim", 3 * dim + 1),
+        "vocab_size": options.pop("n_vocab", 101),
         "n_positions": options.pop("max_tokens", 64),
         "layer_norm_epsilon": options.pop("norm_epsilon", 1e-5),
         "activation_function": options.pop("hidden_act", "gelu_new"),
@@ -74,48 +73,20 @@ def make_gpt2(folder: Path, *, seed: int = 0, **options: Any) -> Path:
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    tensors = {
-        "transformer.wte.weight": _table(rng, n_vocab, dim),
-        "transformer.wpe.weight": _table(rng, config["n_positions"], dim),
-        "transformer.ln_f.weight": _norm(rng, dim),
-        "transformer.ln_f.bias": _bias(rng, dim),
-    }
-    for layer in range(n_layers):
-        at = f"transformer.h.{layer}"
-        for norm in ("ln_1", "ln_2"):
-            tensors[f"{at}.{norm}.weight"] = _norm(rng, dim)
-            tensors[f"{at}.{norm}.bias"] = _bias(rng, dim)
-        sizes = {
-            "attn.c_attn": (3 * dim, dim),
-            "attn.c_proj": (dim, dim),
-            "mlp.c_fc": (ffn_dim, dim),
-            "mlp.c_proj": (dim, ffn_dim),
-        }
-        for name, (n_out, n_in) in sizes.items():
-            # GPT-2 stores these [inputs, outputs].
-            tensors[f"{at}.{name}.weight"] = np.ascontiguousarray(_matrix(rng, n_out, n_in).T)
-            tensors[f"{at}.{name}.bias"] = _bias(rng, n_out)
-    if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = _matrix(rng, n_vocab, dim)
-    return write_checkpoint(folder, config, tensors, **options)
+    return write_checkpoint(folder, config, _weights(gpt2_shapes(config), seed), **options)
 
 
 def _make_gated(folder: Path, model_type: str, seed: int, options: dict[str, Any]) -> Path:
-    rng = np.random.default_rng(seed)
-    n_heads, n_kv_heads = options.pop("n_heads", 4), options.pop("n_kv_heads", 2)
-    head_dim, dim = options.pop("head_dim", 24), options.pop("dim", 80)
-    ffn_dim, n_vocab = options.pop("ffn_dim", 120), options.pop("n_vocab", 101)
-    n_layers = options.pop("n_layers", 2)
     config = {
         "architectures": [f"{model_type.capitalize()}ForCausalLM"],
         "model_type": model_type,
-        "hidden_size": dim,
-        "intermediate_size": ffn_dim,
-        "num_hidden_layers": n_layers,
-        "num_attention_heads": n_heads,
-        "num_key_value_heads": n_kv_heads,
-        "head_dim": head_dim,
-        "vocab_size": n_vocab,
+        "hidden_size": options.pop("dim", 80),
+        "intermediate_size": options.pop("ffn_dim", 120),
+        "num_hidden_layers": options.pop("n_layers", 2),
+        "num_attention_heads": options.pop("n_heads", 4),
+        "num_key_value_heads": options.pop("n_kv_heads", 2),
+        "head_dim": options.pop("head_dim", 24),
+        "vocab_size": options.pop("n_vocab", 101),
         "max_position_embeddings": options.pop("max_tokens", 64),
         "rms_norm_eps": options.pop("norm_epsilon", 1e-5),
         "rope_theta": options.pop("rope_theta", 10000.0),
@@ -125,35 +96,79 @@ def _make_gated(folder: Path, model_type: str, seed: int, options: dict[str, Any
         "bos_token_id": 0,
         "eos_token_id": 1,
     }
-    attention_bias = mlp_bias = False
     if model_type == "llama":
-        attention_bias = options.pop("attention_bias", False)
-        mlp_bias = options.pop("mlp_bias", False)
-        config |= {"attention_bias": attention_bias, "mlp_bias": mlp_bias}
+        config |= {key: options.pop(key, False) for key in ("attention_bias", "mlp_bias")}
     else:
         config["sliding_window"] = options.pop("sliding_window")
-    tensors = {"model.embed_tokens.weight": _table(rng, n_vocab, dim)}
-    for layer in range(n_layers):
-        at = f"model.layers.{layer}"
-        sizes = {
-            "self_attn.q_proj": (n_heads * head_dim, dim, attention_bias),
-            "self_attn.k_proj": (n_kv_heads * head_dim, dim, attention_bias),
-            "self_attn.v_proj": (n_kv_heads * head_dim, dim, attention_bias),
-            "self_attn.o_proj": (dim, n_heads * head_dim, attention_bias),
-            "mlp.gate_proj": (ffn_dim, dim, mlp_bias),
-            "mlp.up_proj": (ffn_dim, dim, mlp_bias),
-            "mlp.down_proj": (dim, ffn_dim, mlp_bias),
-        }
-        for name, (n_out, n_in, has_bias) in sizes.items():
-            tensors[f"{at}.{name}.weight"] = _matrix(rng, n_out, n_in)
-            if has_bias:
-                tensors[f"{at}.{name}.bias"] = _bias(rng, n_out)
-        tensors[f"{at}.input_layernorm.weight"] = _norm(rng, dim)
-        tensors[f"{at}.post_attention_layernorm.weight"] = _norm(rng, dim)
-    tensors["model.norm.weight"] = _norm(rng, dim)
+    return write_checkpoint(folder, config, _weights(llama_shapes(config), seed), **options)
+
+
+def llama_shapes(config: Mapping[str, Any]) -> Shapes:
+    """The tensors of a LLaMA or Mistral checkpoint, by name."""
+    dim, ffn, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
+    q, kv = (config[f"num_{k}_heads"] * config["head_dim"] for k in ("attention", "key_value"))
+    shapes: Shapes = {"model.embed_tokens.weight": (vocab, dim)}
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        for part, bias, sizes in (
+            ("self_attn", "attention_bias", {"q": (q, dim), "k": (kv, dim), "v": (kv, dim),
+                                             "o": (dim, q)}),
+            ("mlp", "mlp_bias", {"gate": (ffn, dim), "up": (ffn, dim), "down": (dim, ffn)}),
+        ):  # fmt: skip
+            for name, shape in sizes.items():
+                shapes[f"{at}{part}.{name}_proj.weight"] = shape
+                if config.get(bias):
+                    shapes[f"{at}{part}.{name}_proj.bias"] = shape[:1]
+        shapes[f"{at}input_layernorm.weight"] = (dim,)
+        shapes[f"{at}post_attention_layernorm.weight"] = (dim,)
+    shapes["model.norm.weight"] = (dim,)
     if not config["tie_word_embeddings"]:
-        tensors["lm_head.weight"] = _matrix(rng, n_vocab, dim)
-    return write_checkpoint(folder, config, tensors, **options)
+        shapes["lm_head.weight"] = (vocab, dim)
+    return shapes
+
+
+def gpt2_shapes(config: Mapping[str, Any]) -> Shapes:
+    """The tensors of a GPT-2 checkpoint, by name: matrices of layers are [inputs, outputs]."""
+    dim, vocab = config["n_embd"], config["vocab_size"]
+    ffn = config["n_inner"] or 4 * dim
+    shapes: Shapes = {
+        "transformer.wte.weight": (vocab, dim),
+        "transformer.wpe.weight": (config["n_positions"], dim),
+        "transformer.ln_f.weight": (dim,),
+        "transformer.ln_f.bias": (dim,),
+    }
+    for layer in range(config["n_layer"]):
+        at = f"transformer.h.{layer}."
+        for name in ("ln_1", "ln_2"):
+            shapes |= {f"{at}{name}.weight": (dim,), f"{at}{name}.bias": (dim,)}
+        for name, n_in, n_out in (
+            ("attn.c_attn", dim, 3 * dim),
+            ("attn.c_proj", dim, dim),
+            ("mlp.c_fc", dim, ffn),
+            ("mlp.c_proj", ffn, dim),
+        ):
+            shapes |= {f"{at}{name}.weight": (n_in, n_out), f"{at}{name}.bias": (n_out,)}
+    if not config.get("tie_word_embeddings", True):
+        shapes["lm_head.weight"] = (vocab, dim)
+    return shapes
+
+
+def _weights(shapes: Shapes, seed: int) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return {name: _values(rng, name, shape) for name, shape in shapes.items()}
+
+
+def _values(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    if name.endswith("bias"):
+        return rng.normal(0.0, 0.3, shape).astype(np.float32)
+    if len(shape) == 1:
+        return rng.normal(1.0, 0.2, shape).astype(np.float32)
+    if "embed" in name or ".wte." in name or ".wpe." in name:
+        return rng.normal(0.0, 0.7, shape).astype(np.float32)
+    is_turned = ".h." in name  # GPT-2's
+    n_out, n_in = shape[::-1] if is_turned else shape
+    matrix = rng.normal(0.0, 1 / math.sqrt(n_in), (n_out, n_in)).astype(np.float32)
+    return np.ascontiguousarray(matrix.T) if is_turned else matrix
 
 
 def write_checkpoint(
@@ -219,22 +234,6 @@ def _stored(array: NDArray[np.float32], storage: Storage) -> bytes:
         return array.astype("<f2").tobytes()
     bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
     return np.asarray((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, "<u2").tobytes()
-
-
-def _table(rng: np.random.Generator, n_rows: int, dim: int) -> NDArray[np.float32]:
-    return rng.normal(0.0, 0.7, (n_rows, dim)).astype(np.float32)
-
-
-def _matrix(rng: np.random.Generator, n_out: int, n_in: int) -> NDArray[np.float32]:
-    return rng.normal(0.0, 1 / math.sqrt(n_in), (n_out, n_in)).astype(np.float32)
-
-
-def _norm(rng: np.random.Generator, dim: int) -> NDArray[np.float32]:
-    return rng.normal(1.0, 0.2, dim).astype(np.float32)
-
-
-def _bias(rng: np.random.Generator, dim: int) -> NDArray[np.float32]:
-    return rng.normal(0.0, 0.3, dim).astype(np.float32)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -115,17 +115,8 @@ def _described(tensor: StoredTensor, archive: _Archive) -> _Rebuilt:
     archive.records[f"data/{key}"] = tensor.storage.tobytes()
     name = tensor.storage_name or STORAGE_NAMES[tensor.storage.dtype.newbyteorder("<").str]
     n_items = tensor.storage.size if tensor.n_items is None else tensor.n_items
-    rebuilt = _Rebuilt(
-        "_rebuild_tensor_v2",
-        (
-            _Storage(key, name, n_items),
-            tensor.offset,
-            tensor.shape,
-            tensor.strides,
-            False,
-            collections.OrderedDict(),
-        ),
-    )
+    place = (_Storage(key, name, n_items), tensor.offset, tensor.shape, tensor.strides)
+    rebuilt = _Rebuilt("_rebuild_tensor_v2", (*place, False, collections.OrderedDict()))
     if tensor.is_parameter:
         return _Rebuilt("_rebuild_parameter", (rebuilt, True, collections.OrderedDict()))
     return rebuilt
