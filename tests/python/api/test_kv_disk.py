@@ -13,9 +13,6 @@ import pytest
 import qsf
 from make.kind_models import (
     MIXED,
-    OWN_ARCH,
-    ROUTED,
-    SHARED,
     VOCAB,
     Layer,
     kind,
@@ -24,7 +21,6 @@ from make.kind_models import (
 from make.streamed_models import least_options
 from qsf import errors
 from qsf.file.layout import Dtype
-from qsf.kv import parse_kv_policy, resident_tokens
 
 TOKENS = np.random.default_rng(9).integers(0, VOCAB, 400).tolist()
 GREEDY: dict[str, Any] = {"temperature": 0, "stop": ()}
@@ -49,38 +45,10 @@ def _on_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, tiny_llama_8bit: P
 
 def written(folder: Path, name: str) -> Path:
     path = folder / f"{name}.qsf"
-    if name == "own" and not path.exists():
-        write_model(path, SHARED, dtype=Dtype.F16, arch=OWN_ARCH, seed=7)
-    elif name == "plain" and not path.exists():
-        write_model(path, [Layer(kind()), Layer(kind(n_kv_heads=4))], dtype=Dtype.Q4)
-    elif not path.exists():
-        write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
+    if not path.exists():
+        layers = MIXED if name == "mixed" else [Layer(kind()), Layer(kind(n_kv_heads=4))]
+        write_model(path, layers, dtype=Dtype.Q4, seed=5)
     return path
-
-
-# ---- the same bits ----
-
-
-@pytest.mark.parametrize(
-    ("name", "kv_type"), [("mixed", "k8v4"), ("routed", "2bit"), ("own", "f16")]
-)
-def test_the_bits_are_those_of_memory(folder: Path, name: str, kv_type: str) -> None:
-    path = written(folder, name)
-    how: dict[str, Any] = {"ram_budget": None, "kv_type": kv_type, "draft": "off"}
-    with qsf.Model(path, max_seq_len=390, **how) as model:
-        want = model.logits(TOKENS[:390])
-    for n_resident, n_step, threads in ((1, 17, 1), (100, 1000, 2)):
-        how |= {"kv_policy": f"disk:{n_resident}", "threads": threads}
-        with qsf.Model(path, max_seq_len=390, **how) as model:
-            plan = model.info.plan
-            n_chunk = min(n_step, plan.chunk_tokens)
-            for n in range(0, 390, n_chunk):
-                have = model.logits(TOKENS[: min(n + n_chunk, 390)], first_row=n)
-                assert np.array_equal(have, want[n : n + n_chunk])
-            stats = model.session_stats
-            is_cold = plan.kv_resident_tokens < plan.ctx_tokens
-            assert (stats.kv_read_bytes > 0) == (stats.kv_written_bytes > 0) == is_cold
-            assert (plan.kv_cold_token_bytes > 0) == is_cold
 
 
 def test_a_small_budget_has_the_same_text(tiny_llama_8bit: Path) -> None:
@@ -110,18 +78,6 @@ def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> 
     assert fits.is_enough
     assert 256 <= fits.kv_resident_tokens < 512
     assert fits.process_bytes + fits.reserve_bytes + fits.engine_bytes <= budget * 2**20
-
-
-def test_drafts_and_batches_change_no_token(tiny_llama_8bit: Path) -> None:
-    prompts = [PROMPT, "Once upon a time there was a dog. " * 40, "Lily"]
-    how: dict[str, Any] = {"ram_budget": None, "sessions": 3}
-    with qsf.Model(tiny_llama_8bit, **how, draft="off") as model:
-        want = ["".join(model.generate(text, max_tokens=80, **GREEDY)) for text in prompts]
-    with qsf.Model(tiny_llama_8bit, **how, kv_policy="disk:32") as model:
-        assert ["".join(model.generate(text, max_tokens=80, **GREEDY)) for text in prompts] == want
-        assert model.session_stats.kv_read_bytes > 0
-        answers = sorted(model.batch(prompts, max_tokens=80, **GREEDY), key=lambda a: a.index)
-    assert [answer.text for answer in answers] == want
 
 
 # ---- sessions ----
@@ -199,16 +155,8 @@ def test_a_folder_that_is_not_there(
     with pytest.raises(errors.QsfIOError, match=r"cannot create a file in .*none"):
         qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32")
     qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk").close()  # needs no file
+    with pytest.raises(errors.QsfArgumentError, match="kv_contexts must be 0"):
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32", sessions=2, kv_contexts=1)
 
 
 # ---- what is asked for ----
-
-
-def test_what_a_name_says(tiny_llama_8bit: Path) -> None:
-    assert parse_kv_policy("disk") is parse_kv_policy("disk:64") is None
-    assert [resident_tokens(name) for name in ("disk", "disk:64", "none")] == [0, 64, None]
-    for name in ("disk:", "disk:x", "disk:1:2"):
-        with pytest.raises(errors.QsfArgumentError, match="kv_policy must be"):
-            qsf.Model(tiny_llama_8bit, kv_policy=name)
-    with pytest.raises(errors.QsfArgumentError, match="kv_contexts must be 0"):
-        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32", sessions=2, kv_contexts=1)

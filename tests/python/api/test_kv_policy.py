@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 import qsf
 from make.kind_models import LATENT, MIXED, ROUTED, VOCAB, write_model
-from make.streamed_models import least_options
 from make.tiny_checkpoints import make_llama
 from qsf import errors
 from qsf.file.layout import Dtype
-from qsf.kv import KvPolicy, kv_type_name, parse_kv_policy, parse_kv_type
+from qsf.kv import KvPolicy, kv_type_name, parse_kv_policy, parse_kv_type, resident_tokens
 from qsf.native import binding
 from qsf_converter import convert
 
@@ -38,36 +37,6 @@ def written(folder: Path, name: str) -> Path:
     if not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
-
-
-@pytest.mark.parametrize("kv_type", ["f16", "k8v4"])
-def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
-    """Not on the pages that the ring holds, which follow from chunk and context, nor on threads."""
-    path = written(folder, "mixed")
-    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "kv_type": kv_type}
-    with qsf.Model(path, max_seq_len=220, threads=1, **how) as model:
-        want = model.logits(TOKENS[:210])
-    with qsf.Model(path, max_seq_len=290, threads=3, sessions=2, **how) as model:
-        for n in range(0, 210, 7):
-            have = model.logits(TOKENS[: n + 7], first_row=n)
-            assert np.array_equal(have, want[n : n + 7])
-    least = least_options(path, max_seq_len=220, kv_policy=POLICY, kv_type=kv_type)
-    with qsf.Model(path, **least) as model:
-        assert np.array_equal(model.logits(TOKENS[:210]), want)
-
-
-def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
-    def kv_bytes(ctx: int, policy: str) -> int:
-        plan = qsf.Model.plan(
-            tiny_llama_8bit, ram_budget=None, max_seq_len=ctx, kv_policy=policy, draft="off"
-        )
-        return plan.kv_pool_bytes
-
-    page = kv_bytes(32, "none")
-    assert kv_bytes(512, "none") > 15 * page
-    # Pinned pages, the window's and a chunk's (256), and one that both ends touch.
-    assert kv_bytes(512, "window:32:33") < 12.5 * page
-    assert kv_bytes(512, "window:32:33") == kv_bytes(480, "window:32:33")
 
 
 # ---- windows of the model's own ----
@@ -95,32 +64,20 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
     assert abs(have - (pages[1] - pages[0]) * page_bytes - more_tokens) < 4096
 
 
-def test_what_a_ring_gave_up_is_evaluated_again(folder: Path) -> None:
-    path = written(folder, "mixed")
-    with qsf.Model(path, ram_budget=None, max_seq_len=400, sessions=2) as model:
-        want = model.logits(TOKENS[:20], first_row=19)
-        short = model.logits([*TOKENS[:390], 7], first_row=390)
-        model.logits(TOKENS)
-        with pytest.raises(errors.QsfArgumentError, match="layers with a window hold only the"):
-            model.session.rewind(20)
-        assert model.session.tokens == TOKENS
-        assert np.array_equal(model.logits([*TOKENS[:390], 7], first_row=390), short)
-        assert np.array_equal(model.logits(TOKENS[:20], first_row=19), want)
-        assert model.session.tokens == TOKENS[:20]
-
-
 # ---- the window: sessions ----
 
 
-def test_going_back_to_what_was_dropped(folder: Path) -> None:
-    with qsf.Model(
-        written(folder, "mixed"), ram_budget=None, max_seq_len=400, kv_policy=POLICY
-    ) as model:
+@pytest.mark.parametrize("policy", ["none", POLICY])  # windows of the model's own, and of all
+def test_going_back_to_what_was_dropped(folder: Path, policy: str) -> None:
+    path = written(folder, "mixed")
+    with qsf.Model(path, ram_budget=None, max_seq_len=400, kv_policy=policy) as model:
         want = model.logits([*TOKENS[:100], 7])
+        short = model.logits([*TOKENS[:390], 7], first_row=390)
         model.logits(TOKENS)
-        model.session.rewind(len(TOKENS) - 1)
-        with pytest.raises(errors.QsfArgumentError, match="hold only the last"):
-            model.session.rewind(100)
+        with pytest.raises(errors.QsfArgumentError, match="window hold only the last"):
+            model.session.rewind(20)
+        assert model.session.tokens == TOKENS
+        assert np.array_equal(model.logits([*TOKENS[:390], 7], first_row=390), short)
         assert np.array_equal(model.logits([*TOKENS[:100], 7]), want)
 
 
@@ -145,17 +102,6 @@ def test_forks_and_files_go_on_with_the_same_bits(folder: Path, tmp_path: Path) 
             pytest.raises(errors.QsfArgumentError, match="goes on with"),
         ):
             model.session.load(file)
-
-
-def test_drafts_change_no_token(tiny_llama_8bit: Path) -> None:
-    texts = []
-    for draft in ("off", "auto"):
-        with qsf.Model(
-            tiny_llama_8bit, ram_budget=None, kv_policy="window:40:8", draft=draft
-        ) as model:
-            text = "".join(model.generate("Tom saw a red ball. " * 9, max_tokens=150, **GREEDY))
-            texts.append((text, model.stats and model.stats.token_ids))
-    assert texts[0] == texts[1]
 
 
 # ---- a context that is full ----
@@ -189,14 +135,6 @@ def test_the_middle_is_forgotten(tiny_llama_8bit: Path, policy: str) -> None:
         assert len(model.session.tokens) <= n_ctx
 
 
-def test_without_a_policy_the_text_ends(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=96) as model:
-        for _ in model.generate([0, *range(100, 190)], max_tokens=200, **GREEDY):
-            pass
-        assert model.stats is not None
-        assert (model.stats.stop_reason, model.stats.n_shortened) == ("context", 0)
-
-
 @given(st.integers(0, 60), st.integers(0, 200), st.integers(1, 200), st.integers(0, 3))
 def test_what_stays_fits_and_is_begin_and_end(
     pinned: int, window: int, n_more: int, n_over: int
@@ -215,21 +153,20 @@ def test_what_stays_fits_and_is_begin_and_end(
 # ---- what is asked for ----
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "window", "window:", "window:31", "window:-5", "window:64:", "recompute:x", "h2o:9"],
-)
-def test_other_names_are_refused(tiny_llama_8bit: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a policy|is too small"):
-        parse_kv_policy(name)
-    with pytest.raises(errors.QsfArgumentError, match="kv_policy must be"):
-        qsf.Model(tiny_llama_8bit, kv_policy=name)
-
-
-def test_what_a_name_says() -> None:
-    assert parse_kv_policy("none") is None
+def test_names_of_policies_and_types() -> None:
+    assert parse_kv_policy("none") is parse_kv_policy("disk") is parse_kv_policy("disk:64") is None
+    assert [resident_tokens(name) for name in ("disk", "disk:64", "none")] == [0, 64, None]
     assert parse_kv_policy("window:64") == KvPolicy("window:64", 64, 256)
     assert parse_kv_policy("recompute:0") == KvPolicy("recompute:0", 0, 0)
+    for name in ("", "window", "window:", "window:31", "window:-5", "window:64:", "recompute:x",
+                 "h2o:9", "disk:", "disk:x", "disk:1:2"):  # fmt: skip
+        with pytest.raises(ValueError, match=r"is not a policy|is too small"):
+            parse_kv_policy(name)
+    for name in ("f32", "f16", "8bit", "4bit", "2bit", "k8v4", "k4v2", "k16v8"):
+        assert kv_type_name(*parse_kv_type(name)) == name
+    for name in ("", "3bit", "k8", "k8v3", "K8V4", "k8v4 ", "16"):
+        with pytest.raises(ValueError, match="is not a type of KV cache"):
+            parse_kv_type(name)
 
 
 @pytest.mark.parametrize("policy", ["window:400:112", "recompute:511", "window:4000"])
@@ -314,29 +251,7 @@ def test_types_that_cannot_be(long_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.QsfArgumentError, match="exact arithmetic needs 32 bits"):
         qsf.Model(long_llama, exact=True, kv_type="4bit")
     convert(make_llama(tmp_path / "hf", head_dim=10), tmp_path / "m.qsf")
-    assert not qsf.Model.plan(tmp_path / "m.qsf", ram_budget=None).kv_is_rotated
+    plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=None)
+    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
     with pytest.raises(errors.QsfArgumentError, match="heads of 10 dimensions cannot be rotated"):
         qsf.Model(tmp_path / "m.qsf", ram_budget=None, kv_rotation=True)
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "is_rotated"), [(8, False), (10, False), (16, True), (80, True)]
-)
-def test_the_default_has_8_bits(tmp_path: Path, head_dim: int, is_rotated: bool) -> None:
-    """Whatever the budget: the least plan has the same types as the largest."""
-    convert(make_llama(tmp_path / "hf", head_dim=head_dim), tmp_path / "m.qsf")
-    for ram_budget in (None, 1):
-        plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=ram_budget)
-        assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, is_rotated)
-    assert not plan.is_enough
-
-
-@pytest.mark.parametrize("name", ["f32", "f16", "8bit", "4bit", "2bit", "k8v4", "k4v2", "k16v8"])
-def test_names_of_types(name: str) -> None:
-    assert kv_type_name(*parse_kv_type(name)) == name
-
-
-@pytest.mark.parametrize("name", ["", "3bit", "k8", "k8v3", "K8V4", "k8v4 ", "16"])
-def test_names_of_no_types(name: str) -> None:
-    with pytest.raises(ValueError, match="is not a type of KV cache"):
-        parse_kv_type(name)

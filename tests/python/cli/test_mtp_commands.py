@@ -51,34 +51,12 @@ def test_run_says_how_many_guesses_were_right(run: Run, sure: Path, small: Path)
         assert 5 <= found["accepted_tokens"] <= found["drafted_tokens"], draft
     assert len(off["ids"]) == 40
     assert len(set(off["ids"])) > 20  # the text itself has little to guess from
-    sampled = [
-        run(sure, "-p", "Once", "-n", 30, "--seed", 3, "--draft", draft).stdout
-        for draft in ("auto", "off", small)
-    ]
-    assert sampled[0] == sampled[1] == sampled[2] != ""
 
 
-def test_chats_and_sessions_go_on_with_and_without(run: Run, sure: Path, tmp_path: Path) -> None:
-    asked = "Hi\nAnd you?\n/undo\nWhy?\n/save kept\nSo?\n/load kept\nThen?\n"
-    chats = [run(sure, "-i", *GREEDY, "--draft", d, stdin=asked) for d in ("auto", "off")]
-    assert [chat.returncode for chat in chats] == [0, 0], chats
-    assert chats[0].stdout == chats[1].stdout
-    stayed = run(sure, "-i", *GREEDY, "--draft", "off", stdin="Hi\nAnd you?\nWhy?\n").stdout
-    for kinds in (("auto", "auto", "auto"), ("auto", "off", "auto")):
-        session = tmp_path / f"{'-'.join(kinds)}.qsfs"
-        answers = [
-            run(sure, "-p", text, *GREEDY, "--session", session, "--draft", kind)
-            for text, kind in zip(("Hi", "And you?", "Why?"), kinds, strict=True)
-        ]
-        assert "".join(done.stdout for done in answers) == stayed
-        assert "known from before" in answers[2].stderr
-
-
-@pytest.mark.parametrize("draft", ["auto", "off"])
-def test_two_clients_of_a_server(run: Run, sure: Path, draft: str) -> None:
+def test_a_server_counts_the_guesses_of_two_clients(run: Run, sure: Path) -> None:
     prompts = ["Once upon a time", "The cat saw"]
     wanted = [run(sure, "--raw", "-p", p, *GREEDY, "--draft", "off").stdout for p in prompts]
-    options = {**ServeOptions(parallel=2).sessions()[0], "draft": draft}
+    options = ServeOptions(parallel=2).sessions()[0]
     with (
         Model(sure, ram_budget=None, **options) as model,
         serving(sure, model, parallel=2) as client,
@@ -93,4 +71,4 @@ def test_two_clients_of_a_server(run: Run, sure: Path, draft: str) -> None:
             assert list(pool.map(complete, prompts * 3)) == wanted * 3
         lines = client.get("/metrics").body.decode().splitlines()
     (right,) = (line for line in lines if "num_accepted_tokens_total" in line and line[0] != "#")
-    assert (float(right.split()[-1]) > 0) == (draft == "auto")
+    assert float(right.split()[-1]) > 0
