@@ -205,53 +205,33 @@ def test_every_error_is_a_name_of_qsf() -> None:
     assert all(getattr(qsf, name) is getattr(errors, name) for name in kinds)
 
 
-def test_convert_is_the_converters_and_comes_with_its_first_use(
-    tiny_llama_dir: Path, tmp_path: Path
-) -> None:
+def test_what_the_package_takes_from_others_comes_with_its_first_use() -> None:
     code = (
         "import sys, qsf\n"
         "qsf.Model\n"
         "assert not any(name.startswith('qsf_converter') for name in sys.modules)\n"
-        f"report = qsf.convert({str(tiny_llama_dir)!r}, 'model.qsf', quant_type='2bit')\n"
         "import qsf_converter\n"
         "assert qsf.convert is qsf_converter.convert\n"
-        "print(report.file_bytes)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-    assert int(done.stdout) == (tmp_path / "model.qsf").stat().st_size
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.fixture
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    return tmp_path / "cache" / "qsf" / "models"
-
-
-def test_from_pretrained_converts_once(
-    tiny_llama_dir: Path, tiny_llama_8bit: Path, own_store: Path
+def test_from_pretrained_takes_any_name(
+    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with qsf.Model.from_pretrained(f"{tiny_llama_dir}:8bit", ram_budget=None) as model:
-        text = "".join(model.generate(PROMPT, **GREEDY))
-    (made,) = own_store.glob("*.qsf")
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        assert "".join(model.generate(PROMPT, **GREEDY)) == text
-    before = made.stat().st_mtime_ns
-    with qsf.Model.from_pretrained(f"{tiny_llama_dir}:8bit", ram_budget=None):
-        assert made.stat().st_mtime_ns == before
-    with qsf.Model.from_pretrained(tiny_llama_8bit, ram_budget=None):
-        assert list(own_store.glob("*.qsf")) == [made]
+    """What a name means, and that a conversion is kept: tests/python/find."""
+    asked: list[str] = []
 
+    def find(name: str, **_: Any) -> Path:
+        asked.append(str(name))
+        return tiny_llama_8bit
 
-def test_from_pretrained_says_what_is_wrong(own_store: Path, tmp_path: Path) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("qsf.find.prepare.find_model", find)
+        with qsf.Model.from_pretrained("org/name:8bit", ram_budget=None) as model:
+            assert model.info.quant_type == "8bit"
+    assert asked == ["org/name:8bit"]
     with pytest.raises(qsf.QsfArgumentError, match="ram_budget"):
         qsf.Model.from_pretrained("nothing.qsf", ram_budget=-1)
     with pytest.raises(qsf.QsfError, match=r"nothing\.qsf"):
         qsf.Model.from_pretrained(tmp_path / "nothing.qsf")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "config.json").write_text("{}")
-    with pytest.raises(qsf.QsfError):
-        qsf.Model.from_pretrained(tmp_path / "empty")
-    assert not list(own_store.glob("*.qsf"))

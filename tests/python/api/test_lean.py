@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from make.text_families import MARK, spm_json
 from make.tiny_checkpoints import make_llama
 from qsf_converter import convert
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 N_VOCAB = 32000
-SPACE = "\u2581"
 MOST_MB = 60
 
 # Large, or slow to import, or a door to such.
@@ -26,7 +25,7 @@ asyncio cffi click concurrent ctypes difflib email ftplib http huggingface_hub j
 markupsafe multiprocessing numpy packaging pdb pickle pkg_resources pycparser pydantic pydoc
 readline requests rich safetensors setuptools socket ssl subprocess tempfile tokenizers torch tqdm
 transformers typer typing_extensions unittest uuid xml yaml zstandard qsf_converter
-qsf.cli.inspect qsf.shell.typer_app importlib.metadata
+qsf.cli.inspect qsf.cli.run.chat qsf.find qsf.shell.typer_app qsf_bench importlib.metadata
 """
 
 RUN = """
@@ -42,50 +41,17 @@ sys.exit(code)
 
 def write_tokenizer(folder: Path) -> None:
     """Write a SentencePiece-like BPE of 32,000 tokens and 62,000 merges, as LLaMA 2 has."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    letters = "etaoinshrdlu"
     words = [""]
-    pieces = [SPACE]
+    pieces = [MARK]
     for _ in range(4):
-        words = [word + letter for word in words for letter in letters]
+        words = [word + letter for word in words for letter in "etaoinshrdlu"]
         pieces += words
-    pieces += [SPACE + word for word in pieces[1:]]
-    del pieces[N_VOCAB - len(names) :]
+    pieces += [MARK + word for word in pieces[1:]]
+    del pieces[N_VOCAB - 259 :]
     merges = [f"{piece[:i]} {piece[i:]}" for piece in pieces for i in range(1, len(piece))[:2]]
     assert len(merges) > 60000
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    tokenizer = {
-        "version": "1.0",
-        "added_tokens": [
-            {"id": i, "content": names[i], "special": True, **special} for i in range(3)
-        ],
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [
-                {"type": "Prepend", "prepend": SPACE},
-                {"type": "Replace", "pattern": {"String": " "}, "content": SPACE},
-            ],
-        },
-        "decoder": {
-            "type": "Sequence",
-            "decoders": [
-                {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
-                {"type": "ByteFallback"},
-                {"type": "Fuse"},
-                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-            ],
-        },
-        "model": {
-            "type": "BPE",
-            "unk_token": "<unk>",
-            "fuse_unk": True,
-            "byte_fallback": True,
-            "vocab": {name: i for i, name in enumerate([*names, *pieces])},
-            "merges": merges,
-        },
-    }
     folder.mkdir()
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False), "utf-8")
+    (folder / "tokenizer.json").write_bytes(spm_json(pieces, merges))
     (folder / "tokenizer_config.json").write_text("{}", "utf-8")
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import qsf
 from make.qsf_files import write_tiny
-from qsf.cli.run import main as cli
 from qsf.options import GenerationOptions, ModelOptions, described
 from qsf.shell import command
 from qsf.text.parts import require_tokenizer
@@ -249,10 +248,3 @@ def test_what_errors_quote_is_cut_at_80_characters(quote: str, n_chars: int) -> 
     most = value if n_chars <= 80 else "x" * 77 + "..."
     assert str(error) == f"{rest}{quote}{most}{quote} is not 'a-' of {rest}'b'"
     assert str(error.located("/p")) == f"/p: {error}"
-
-
-def test_a_long_value_gives_a_short_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["x.qsf", "--kv-type", "k" * 9000]) == 2
-    error = capsys.readouterr().err
-    assert "k" * 77 + "...'" in error
-    assert len(error) < 400

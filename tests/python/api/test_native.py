@@ -63,23 +63,6 @@ def test_facts_are_those_of_the_checkpoint(model: binding.NativeModel) -> None:
     assert info.plan.chunk_tokens == 3
 
 
-def test_the_parts_of_a_plan_add_up(tiny_llama_8bit: Path) -> None:
-    plan = binding.plan_model(tiny_llama_8bit, binding.Options(budget_bytes=2000 << 20))
-    parts = (
-        plan.weights_bytes + plan.stream_bytes + plan.embedding_bytes + plan.kv_bytes
-        + plan.scratch_bytes + plan.tables_bytes + plan.stacks_bytes
-    )  # fmt: skip
-    assert plan.engine_bytes == parts
-    assert plan.is_enough
-    assert plan.min_budget_bytes <= plan.budget_bytes == 2000 << 20
-
-
-def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
-    for bad in (-1, 2**32, "many"):
-        with pytest.raises(errors.QsfArgumentError, match="n_threads"):
-            binding.Options(n_threads=bad).as_struct()  # type: ignore[arg-type]
-
-
 def test_sections_are_read(model: binding.NativeModel, tiny_llama_dir: Path) -> None:
     tokenizer_json = (tiny_llama_dir / "tokenizer.json").read_bytes()
     assert unpack_tokenizer(model.section("TOKN") or b"") == tokenizer_json
@@ -92,13 +75,6 @@ def test_a_call_evaluates_one_chunk(session: binding.NativeSession) -> None:
     assert sync(session, TOKENS) == 2
     assert session.position() == 8
     assert session.stats().prompt_tokens == 8
-
-
-def test_a_common_prefix_is_kept(session: binding.NativeSession) -> None:
-    sync(session, TOKENS)
-    sync(session, array("I", [*TOKENS[:6], 99]))
-    assert session.position() == 7
-    assert session.stats().prompt_tokens == 8 + 1
 
 
 def test_closed_handles_are_refused_and_a_session_outlives_its_model(

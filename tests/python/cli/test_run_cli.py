@@ -318,7 +318,7 @@ def test_ctrl_c_ends_with_130_and_says_so(
         assert said.strip() == b""
         return
     figures, last = said.decode().strip().splitlines()
-    assert re.match(r"prompt \d+ tokens.* \| generated \d+ tokens", figures)
+    assert re.match(r"prompt \d+ tokens.* \| generated \d+ tokens?", figures)
     assert last == "qsf-run: interrupted"
 
 

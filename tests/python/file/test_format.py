@@ -5,13 +5,9 @@
 from __future__ import annotations
 
 import math
-import os
 import random
 import struct
-import subprocess
-import sys
 import tempfile
-import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,10 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.failing_calls import ERRORS, FailingCalls
 from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
 from make.stored import Reader
-from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file.blocks import pack_block, unpack_block
 from qsf.file.kinds import RopeSet, plain_kind
 from qsf.file.layout import (
@@ -42,7 +37,6 @@ from qsf.file.layout import (
     layer_unit,
     tensor_bytes,
 )
-from qsf.file.partial import remove_abandoned
 from qsf.file.writer import Writer
 
 T = TensorType
@@ -234,151 +228,6 @@ def test_lz4_is_unpacked_by_another_library(compression: Compression) -> None:
             unpack_block(compression, damaged, n_raw)
 
 
-def test_permissions_follow_the_umask(tmp_path: Path) -> None:
-    old = os.umask(0o027)
-    try:
-        write_tiny(tmp_path / "m.qsf")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "m.qsf").stat().st_mode & 0o777 == 0o640
-
-
-# ---- faults ----
-
-
-def put_old(folder: Path) -> Path:
-    """Return the path of a file that a failing writer must leave alone."""
-    path = folder / "m.qsf"
-    path.write_bytes(b"the old file")
-    return path
-
-
-def assert_untouched(path: Path) -> None:
-    assert path.read_bytes() == b"the old file"
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError, SystemExit])
-def test_an_exception_leaves_nothing_behind(tmp_path: Path, error: type[BaseException]) -> None:
-    path = put_old(tmp_path)
-
-    def stop_midway() -> None:
-        with Writer(path, tiny_header(), Arch()) as w:
-            w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
-            w.begin_tensor(T.EMBEDDING, 20, 8, Dtype.Q8, Layout.TILES)
-            w.write(bytes(100))
-            assert len(list(tmp_path.iterdir())) == 2
-            raise error
-
-    with pytest.raises(error):
-        stop_midway()
-    assert_untouched(path)
-
-
-@pytest.mark.parametrize("name", ["pwrite", "fsync", "ftruncate", "pread", "close"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_every_call_may_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
-) -> None:
-    """The N-th call fails, for every N until the file is complete."""
-    path = put_old(tmp_path)
-    calls = FailingCalls(monkeypatch, name, error)
-
-    def write(target: Path) -> None:
-        write_tiny(target, compression=Compression.LZ4, is_dull=True)
-
-    numbers = calls.before_the_name(lambda: write(tmp_path / "count.qsf"))
-    (tmp_path / "count.qsf").unlink()
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else QsfIOError
-    for number in numbers:
-        with pytest.raises(expected) as e:
-            calls.during(lambda: write(path), fail_at=number)
-        if expected is QsfIOError:
-            assert str(path) in str(e.value)
-            assert "No space left on device after" in str(e.value) or number == 1
-        assert_untouched(path)
-
-
-def test_a_killed_writer_of_the_same_number_is_no_obstacle(tmp_path: Path) -> None:
-    stale = tmp_path / f".m.qsf.{os.getpid()}.partial"
-    stale.write_bytes(b"x" * 100_000)
-    write_tiny(tmp_path / "m.qsf")
-    assert not stale.exists()
-    with Reader(tmp_path / "m.qsf") as r:
-        r.verify()
-
-
-def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "m.qsf"
-    code = (
-        "import os, pathlib, signal, sys; from qsf.file.partial import create_partial; "
-        "create_partial(pathlib.Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    with subprocess.Popen([sys.executable, "-c", code, str(path)]) as first:
-        os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # ended, and nobody knows
-        subprocess.run([sys.executable, "-c", code, str(path)], check=False)
-    assert len(list(tmp_path.iterdir())) == 1  # the second has removed what the first left
-    kept = [
-        tmp_path / name for name in (".m.qsf.1x.partial", ".n.qsf.7.partial", "m.qsf.7.partial")
-    ]
-    for other in kept:
-        other.write_bytes(b"not ours")
-    link = tmp_path / ".m.qsf.8.partial"
-    link.symlink_to(kept[0])
-    writer = Writer(path, tiny_header(), Arch())
-    own = tmp_path / f".m.qsf.{os.getpid()}.partial"
-    remove_abandoned(path)  # as another process would: ours is locked
-    assert sorted(tmp_path.iterdir()) == sorted([*kept, link, own])
-    writer.abort()
-    assert not own.exists()
-
-
-def test_a_signal_right_after_the_system_created_the_temporary_leaves_nothing(
-    tmp_path: Path,
-) -> None:
-    code = """
-        import os, pathlib, sys
-        from qsf.file.partial import create_partial
-
-        def create(*args, system=os.open):
-            system(*args)
-            raise KeyboardInterrupt
-
-        path = pathlib.Path(sys.argv[1])
-        create_partial(path.with_name("other"))[1].rename(path)
-        os.open = create
-        create_partial(path)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "m.qsf")]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert done.stderr.endswith("\nKeyboardInterrupt\n")
-    assert [path.name for path in tmp_path.iterdir()] == ["m.qsf"]
-
-
-def test_an_impossible_path_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    os.mkfifo(tmp_path / "pipe")
-    for path, text in [
-        (tmp_path, "is a directory"),
-        (tmp_path / "none" / "m.qsf", "no folder"),
-        (tmp_path / "file" / "m.qsf", "file"),
-        (tmp_path / "pipe", "not a regular file"),
-        (tmp_path / ("n" * 300), "n"),
-        (tmp_path / "a\0b", "null"),
-    ]:
-        before = sorted(tmp_path.iterdir())
-        with pytest.raises(QsfIOError, match=text):
-            Writer(path, tiny_header(), Arch())
-        assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_refused_at_once(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with pytest.raises(QsfIOError, match="Permission denied"):
-        Writer(tmp_path / "m.qsf", tiny_header(), Arch())
-
-
 # ---- what the writer refuses ----
 
 
@@ -514,15 +363,13 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
 def test_a_mistake_is_refused(
     tmp_path: Path, text: str, mistake: Callable[[Writer], object]
 ) -> None:
-    path = put_old(tmp_path)
-
     def make() -> None:
-        with Writer(path, tiny_header(), Arch()) as w:
+        with Writer(tmp_path / "m.qsf", tiny_header(), Arch()) as w:
             mistake(w)
 
     with pytest.raises(QsfArgumentError, match=text):
         make()
-    assert_untouched(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_head_may_have_two_parts(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import sys
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 
 from make.mutants import SECTIONS
 from make.stored import unpack_tokenizer
+from make.text_families import spm_json
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
@@ -31,49 +31,10 @@ TEXTS = [
 ]
 
 
-def spm_json(decoder: object = None) -> bytes:
-    """Return a small SentencePiece-like tokenizer: pieces with a leading bar, byte tokens."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    names += ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"]
-    standard = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    }
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [
-                {"id": i, "content": names[i], "special": True, **special} for i in range(3)
-            ],
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [
-                    {"type": "Prepend", "prepend": "\u2581"},
-                    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-                ],
-            },
-            "pre_tokenizer": None,
-            "post_processor": None,
-            "decoder": decoder or standard,
-            "model": {
-                "type": "BPE",
-                "unk_token": "<unk>",
-                "fuse_unk": True,
-                "byte_fallback": True,
-                "vocab": {name: i for i, name in enumerate(names)},
-                "merges": ["\u2581 h", "\u2581h i"],
-            },
-        }
-    ).encode()
-
-
-SPM = open_tokenizer(spm_json(), bos_id=1, add_bos=True)
+SPM_JSON = spm_json(
+    ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"], ["\u2581 h", "\u2581h i"]
+)
+SPM = open_tokenizer(SPM_JSON, bos_id=1, add_bos=True)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +57,7 @@ def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes, bundled: Tokeniz
         )
     assert 0 not in open_tokenizer(bundled_json, bos_id=0, add_bos=False).encode("Once")
     assert SPM.encode("hi")[0] == 1
-    assert open_tokenizer(spm_json(), bos_id=1, add_bos=None).encode("hi")[0] != 1
+    assert open_tokenizer(SPM_JSON, bos_id=1, add_bos=None).encode("hi")[0] != 1
     assert bundled.encode("<|begin_of_text|>Once") == bundled.encode("Once")
     assert bundled.encode("Once", add_prefix=False) == bundled.encode("Once")[1:]
     assert bundled.encode("") == [0]
