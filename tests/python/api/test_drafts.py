@@ -6,7 +6,6 @@ That they change no logit is in test_same_bits.py.
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -23,7 +22,6 @@ import qsf
 from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
 from make.tiny_checkpoints import make_llama
 from qsf.cli.run import report
-from qsf.cli.run.main import main
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfIOError
 from qsf.native import binding, records
 from qsf.native.passing import PassReport
@@ -113,31 +111,6 @@ def test_a_stop_string_inside_accepted_drafts(plain: qsf.Model, drafting: qsf.Mo
             assert answer(drafting, PROMPT, stop=stop, **asked) == want
         more = [*want[1], 5]
         assert list(drafting.generate(more, **asked)) == list(plain.generate(more, **asked))
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_cancelled_and_abandoned_answers(
-    plain: qsf.Model, drafting: qsf.Model, is_cancelled: bool
-) -> None:
-    asked: dict[str, Any] = {"max_tokens": 50, "temperature": 0.0}
-    want, tokens, _ = answer(plain, PROMPT, **asked)
-    for n_taken in (3, 11, 20):
-        held = []
-        for model in (plain, drafting):
-            model.session.rewind(0)
-            with drafted(tokens if model is drafting else [], n_taken):
-                pieces = model.generate(PROMPT, **asked)
-                text = "".join(next(pieces) for _ in range(n_taken))
-                if is_cancelled:
-                    model.cancel()
-                    text += "".join(pieces)
-                else:
-                    pieces.close()  # type: ignore[attr-defined]
-            assert model.stats is not None
-            held.append((text, model.session.tokens, model.stats.stop_reason))
-            assert want.startswith(text)
-        assert held[0] == held[1]
-    assert answer(drafting, PROMPT, **asked)[0] == want
 
 
 def test_texts_of_a_batch_are_those_without(
@@ -282,20 +255,3 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
     state, budget_mb, peak_kb = map(int, done.stdout.split())
     assert state == records.DRAFTER_HELD
     assert peak_kb <= budget_mb * 1024
-
-
-def test_prompts_of_a_file_have_a_draft_model(
-    tiny_llama_8bit: Path, sibling: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    model, prompts = str(tiny_llama_8bit), tmp_path / "prompts.jsonl"
-    prompts.write_text('"Once upon a time"\n"The little dog saw"\n"She"\n' * 3, "utf-8")
-    texts = []
-    for draft in ("off", str(sibling)):
-        words = [model, "--prompts", str(prompts), "-n", "20", "-q", "--draft", draft]
-        assert main([*words, "--temperature", "0", "--parallel", "3", "--ram-budget", "0"]) == 0
-        answers = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
-        texts.append({answer["index"]: answer["text"] for answer in answers})
-    assert len(texts[0]) == 9
-    assert texts[0] == texts[1]
-    assert main([model, "--draft", str(sibling), "--plan", "--ram-budget", "0"]) == 0
-    assert "draft model" in capfd.readouterr().out

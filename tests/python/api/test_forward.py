@@ -120,11 +120,6 @@ def test_keys_and_values_of_few_bits(head_dim: int, tmp_path: Path) -> None:
     assert list(errors.values()) == sorted(errors.values())
 
 
-def make_kept(tmp_path: Path, kind: str) -> Path:
-    folder = make_llama(tmp_path / "hf", dim=96, head_dim=32, ffn_dim=160)
-    return gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf_files.Type[kind])
-
-
 def errors(path: Path) -> float:
     """The largest error against exact arithmetic."""
     found = []
@@ -134,16 +129,15 @@ def errors(path: Path) -> float:
     return float(np.abs(found[0] - found[1]).max())
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "3bit", "4bit", "moe"])
+@pytest.mark.parametrize("kind", ["Q5_0", "3bit", "moe"])
 def test_activations_of_16_bits_are_nearly_exact(tmp_path: Path, kind: str) -> None:
-    options: dict[str, Any] = {}
-    if kind.startswith("Q"):
-        source = make_kept(tmp_path, kind)
+    options: dict[str, Any] = {"quant_type": "4bit" if kind == "moe" else kind}
+    if kind == "Q5_0":
+        folder, options = make_llama(tmp_path / "hf", dim=96, head_dim=32, ffn_dim=160), {}
+        source = gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf_files.Type.Q5_0)
     else:
-        source = (
-            make_gpt_oss(tmp_path / "hf", seed=3) if kind == "moe" else make_llama(tmp_path / "hf")
-        )
-        options = {"quant_type": "4bit" if kind == "moe" else kind}
+        make = make_gpt_oss if kind == "moe" else make_llama
+        source = make(tmp_path / "hf", seed=3)
     convert(source, tmp_path / "8.qsf", **options)
     fine = convert_fine(source, tmp_path / "16.qsf", **options)
     assert 0 < errors(fine) < errors(tmp_path / "8.qsf") / 50
@@ -169,6 +163,13 @@ def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
     difference = float(np.abs(got - golden.logits).max())
     print(f"{name}: largest logit difference {difference:.3g}")
     assert difference <= 2e-4
+    with qsf.Model(tmp_path / "f16.qsf", kv_type="f16", ram_budget=None) as model:
+        for ids, want in zip(golden.prompt_ids, golden.continuations, strict=True):
+            list(model.generate(list(ids), temperature=0, max_tokens=len(want), stop=()))
+            assert model.stats is not None
+            have = list(model.stats.token_ids)
+            assert have == list(want)[: len(have)]
+            assert len(have) == len(want) or want[len(have)] in model.end_ids
 
 
 # With f16 KV, and with the default of 4 bits. 8bit: what is asked of the weights. The others are
@@ -199,45 +200,6 @@ def test_default_path_is_close_to_transformers(
         kl = float(kl_divergence(golden.logits, model.logits(golden.tokens)).mean())
     print(f"{name} {quant_type}, KV {kv_type or 'default'}: mean KL {kl:.3g}")
     assert 0 < kl <= KL_LIMITS[quant_type, kv_type]
-
-
-def n_same_continuations(name: str, quant_type: str, path: Path) -> int:
-    """How many of the ten greedy continuations of 32 tokens equal the original's, f16 KV."""
-    golden = load_golden(name)
-    convert(MODELS[name], path, quant_type=quant_type)
-    assert len(golden.prompts) == 10
-    n_same = 0
-    with qsf.Model(path, ram_budget=None, kv_type="f16") as model:
-        for prompt, continuation in zip(golden.prompt_ids, golden.continuations, strict=True):
-            tokens = list(prompt)
-            while len(tokens) < len(prompt) + len(continuation):
-                tokens.append(int(model.logits(tokens)[-1].argmax()))
-            n_same += tokens[len(prompt) :] == continuation
-    print(f"{name} {quant_type}: {n_same} of 10 greedy continuations the same")
-    return n_same
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_f16_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
-    assert n_same_continuations(name, "f16", tmp_path / "m.qsf") == 10
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            "tiny-llama",
-            marks=pytest.mark.xfail(
-                reason="7 of 10: rounding the weights to 8 bits alone turns three near-ties "
-                "(f32 activations give the same 7); needs calibrated rounding",
-                strict=True,
-            ),
-        ),
-        "tiny-gpt2",
-    ],
-)
-def test_8bit_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
-    assert n_same_continuations(name, "8bit", tmp_path / "m.qsf") >= 8
 
 
 def test_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:

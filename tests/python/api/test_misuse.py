@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 
 import qsf
 from make.qsf_files import write_tiny
-from qsf.options import GenerationOptions, ModelOptions, described
+from qsf.options import GenerationOptions, described
 from qsf.shell import command
 from qsf.text.parts import require_tokenizer
 
@@ -142,38 +141,6 @@ def test_any_arguments_of_generate_give_text_or_a_typed_error(
             assert isinstance(piece, str)
         pieces.close()  # type: ignore[attr-defined]
     model.session.messages.clear()
-
-
-@given(
-    options=st.dictionaries(
-        st.sampled_from([option.name for option in described(ModelOptions)]), ODD, max_size=3
-    )
-)
-def test_any_options_of_a_model_are_taken_or_refused_by_name(options: dict[str, Any]) -> None:
-    try:
-        taken = ModelOptions(**options)
-    except qsf.QsfError as error:
-        check_error(error)
-        assert str(error).split()[0] == error.argument  # noqa: PT017
-        return
-    assert taken == replace(ModelOptions(), **options)
-
-
-@given(value=ODD, other=ODD)
-def test_any_tokens_are_taken_or_refused(model: qsf.Model, value: Any, other: Any) -> None:
-    uses: list[Callable[[], Any]] = [
-        lambda: model.detokenize(value),
-        lambda: model.tokenize(value),
-        lambda: model.chat_tokens(value),
-        lambda: model.logits(value, first_row=other),
-        lambda: model.logits([1, 2], out=value),
-        lambda: model.session.rewind(value),
-    ]
-    for use in uses:
-        try:
-            use()
-        except qsf.QsfError as error:
-            check_error(error)
 
 
 def test_commands_show_the_argument_as_their_option() -> None:

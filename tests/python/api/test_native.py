@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,61 +92,8 @@ def test_closed_handles_are_refused_and_a_session_outlives_its_model(
         session.position()
 
 
-# ---- what is measured ----
-
-N_STEPS = 8
-
-
-def run(session: binding.NativeSession) -> None:
-    """Evaluate a prompt and some tokens."""
-    session.rewind(0)
-    while session.sync_chunk(TOKENS) < len(TOKENS):
-        pass
-    for token in range(N_STEPS):
-        session.step(token)
-
-
 def test_phases_have_names() -> None:
     names = binding.phase_names()
     assert " ".join(names) == (
         "embedding norm qkv attention attn_out gate_up down head wait decompress other"
     )
-
-
-def test_the_phases_of_a_session_are_its_time(session: binding.NativeSession) -> None:
-    assert set(session.stats().phase_ns) == {0}
-    for _ in range(20):  # on a busy machine something may come between two looks at the clock
-        before = session.stats()
-        run(session)
-        after = session.stats()
-        spent_ns = after.prompt_ns + after.step_ns - before.prompt_ns - before.step_ns
-        phases_ns = sum(after.phase_ns) - sum(before.phase_ns)
-        assert phases_ns <= spent_ns
-        if spent_ns - phases_ns <= spent_ns / 100 + 5000:
-            break
-    else:
-        pytest.fail(f"the phases are {phases_ns} of {spent_ns} ns")
-    phases = dict(zip(binding.phase_names(), after.phase_ns, strict=True))
-    assert {name for name, ns in phases.items() if ns == 0} == {"wait", "decompress"}
-
-
-def test_samples_are_counted(session: binding.NativeSession) -> None:
-    sampler = binding.NativeSampler(
-        temperature=0.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, seed=1
-    )
-    run(session)
-    assert (session.stats().n_samples, session.stats().sample_ns) == (0, 0)
-    begin_ns = time.monotonic_ns()
-    for _ in range(3):
-        sampler.choose(session, TOKENS)
-    assert session.stats().n_samples == 3
-    assert 0 < session.stats().sample_ns <= time.monotonic_ns() - begin_ns
-
-
-def test_the_roofline_is_measured() -> None:
-    roofline = binding.measure_roofline(1, 64 * 2**20, 1)
-    assert roofline.read_gb_per_s > 0.01
-    assert roofline.gmadds_per_s >= 0
-    for asked in ((0, 2**26, 1), (1, 2**26 - 1, 1), (1, 2**26, 0), (1, 2**80, 1)):
-        with pytest.raises(errors.QsfArgumentError):
-            binding.measure_roofline(*asked)

@@ -41,34 +41,6 @@ def mask_of(n_vocab: int, *allowed: int) -> bytes:
     return words.tobytes()
 
 
-def test_together_is_the_text_of_each_alone(model: qsf.Model, sessions: list[qsf.Session]) -> None:
-    prompts = ["Once upon a time", "The old man", "She"]
-    params = model.sampling_params(temperature=0.8, repetition_penalty=1.1)
-    alone = []
-    for i, prompt in enumerate(prompts):
-        chosen: list[qsf.ChosenToken] = []
-        list(model.generate(prompt, temperature=0.8, repetition_penalty=1.1, seed=i, max_tokens=9,
-                            on_token=chosen.append, top_logprobs=2))  # fmt: skip
-        alone.append([(token.id, token.logprob, token.top) for token in chosen])
-    tokens = [array("I", model.tokenize(prompt)) for prompt in prompts]
-    samplers = [Sampler(params, seed) for seed in range(3)]
-    have: list[list[tuple[int, float | None, tuple[tuple[int, float], ...]]]] = [[], [], []]
-    new: list[Sequence[int]] = list(tokens)
-    for _ in range(9):
-        items = [PassItem(*pair) for pair in zip(sessions, new, strict=True)]
-        report = model.run_pass(items)
-        assert report.n_rows == 3
-        each = zip(sessions, samplers, tokens, strict=True)
-        choices = [Choice(*parts, top_logprobs=2) for parts in each]
-        for i, result in enumerate(model.choose(choices)):
-            assert isinstance(result, Chosen)
-            have[i].append((result.token, result.logprob, result.top))
-            new[i] = [result.token]
-        tokens = [array("I", [*t, *n]) for t, n in zip(tokens, new, strict=True)]
-    assert [answer[: len(want)] for answer, want in zip(have, alone, strict=True)] == alone
-    assert [s.tokens for s in sessions] == [t[:-1].tolist() for t in tokens]
-
-
 def test_all_rows_are_those_of_logits(model: qsf.Model, sessions: list[qsf.Session]) -> None:
     item = PassItem(sessions[0], [5, 6, 7, 8, 9, 10, 11], "all")
     model.run_pass([item, PassItem(sessions[1], [1, 2], "none")])

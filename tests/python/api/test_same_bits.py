@@ -131,20 +131,6 @@ def test_threads_pieces_and_memory(
     assert np.array_equal(all_logits(path, **how), want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_logits_and_beginnings(made: Callable[[str], Path], kind: str) -> None:
-    """Layers behind the last that stores something run for the rows whose logits are asked."""
-    tokens = TOKENS.tolist()
-    with qsf.Model(made(kind), ram_budget=None, sessions=2, max_seq_len=200) as model:
-        whole = model.logits(tokens)
-        for n in (1, 6, 33, 64, 97):
-            assert np.array_equal(whole[:n], model.logits(tokens[:n]))
-            with model.create_session() as session:
-                assert np.array_equal(session.logits(tokens[:n], first_row=n - 1)[0], whole[n - 1])
-                some = session.logits(tokens, first_row=140)
-            assert np.array_equal(whole[140:], some)
-
-
 # ---- sessions ----
 
 

@@ -183,29 +183,13 @@ def test_nothing_beside_a_text_changes_a_bit(name: str, quant_type: str, tmp_pat
     assert vectors(path, TEXTS[:4], max_seq_len=300) == alone[:4]
 
 
-def test_budgets_change_no_bit_and_bound_the_context(tmp_path: Path) -> None:
-    """Layers that are streamed for each pass; a context that is as long as fits, or is refused."""
-    wide = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 6, "vocab_size": 72}
-    case = golden_families.cases()["nomic_bert"]
-    config = {**case.config, **wide, "head_dim": 96, "max_position_embeddings": 8192}
-    shapes = {
-        name.replace(".0.", f".{i}."): tuple(
-            {72: 576, 216: 1728, 80: 1536}.get(n, n) for n in shape
-        )
-        for i in range(6)
-        for name, shape in case.shapes.items()
-        if ".0." in name or "layers" not in name
-    }
-    shapes["embeddings.word_embeddings.weight"] = (72, 576)
+def test_a_context_is_as_long_as_fits(tmp_path: Path) -> None:
     path = tmp_path / "m.qsf"
-    convert(with_tokenizer(replace(case, config=config, shapes=shapes).write(tmp_path / "m")), path)
-    resident = vectors(path, TEXTS[:4])
+    convert(make(tmp_path / "m", max_position_embeddings=8192), path)
+    whole = vectors(path, TEXTS[:4])
     least = -(-qsf.Model.plan(path, ram_budget=1, max_seq_len=300).min_budget_bytes // 2**20)
-    for more_mb in (1, 4):
-        with qsf.Model(path, ram_budget=least + more_mb, max_seq_len=300) as model:
-            assert model.info.plan.streamed_bytes > 0
-            assert list(model.embed(TEXTS[:4])) == resident
     with qsf.Model(path, ram_budget=least + 4) as model:
+        assert list(model.embed(TEXTS[:4])) == whole
         n_fitting = model.info.plan.ctx_tokens
         assert 256 <= n_fitting == model.info.plan.chunk_tokens < 8192
         (longest,) = model.embed([[5] * n_fitting])

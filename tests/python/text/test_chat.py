@@ -106,18 +106,9 @@ def test_of_several_templates_the_default_is_used() -> None:
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert ChatTemplate(several).render([USER]) == "d"
     assert ChatTemplate({"default": "d"}).render([USER]) == "d"
-
-
-@pytest.mark.parametrize("template", [[], 3, [{"name": "tool_use", "template": "t"}], {}])
-def test_what_is_no_template_is_refused(template: object) -> None:
-    with pytest.raises(QsfFormatError, match="chat template"):
-        ChatTemplate(template)
-
-
-@pytest.mark.parametrize("source", ["{% if %}", "{{ 1 | no_such_filter }}"])
-def test_a_broken_template_is_the_files_fault(source: str) -> None:
-    with pytest.raises(QsfFormatError, match="line 1"):
-        ChatTemplate(source).render([USER])
+    for template in ([], 3, several[:1], {}):
+        with pytest.raises(QsfFormatError, match="chat template"):
+            ChatTemplate(template)
 
 
 def test_messages_reach_the_template_as_in_transformers() -> None:

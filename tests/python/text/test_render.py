@@ -109,16 +109,6 @@ def test_a_fault_is_one_of_the_template() -> None:
 # ---- the process ----
 
 
-@pytest.mark.parametrize("executable", ["/bin/false", "/bin/true"])
-def test_a_python_that_does_not_start_is_not_the_files_fault(
-    monkeypatch: pytest.MonkeyPatch, executable: str
-) -> None:
-    monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(QsfError, match=f"{executable} ends with exit code") as caught:
-        ChatTemplate("x").render([USER])
-    assert type(caught.value) is QsfError
-
-
 def test_no_python_no_package_and_no_process_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "")
@@ -128,9 +118,15 @@ def test_no_python_no_package_and_no_process_are_said(monkeypatch: pytest.Monkey
         patch.setattr(render_module, "find_spec", lambda _: None)
         with pytest.raises(QsfError, match="pip install jinja2"):
             ChatTemplate("x").render([USER])
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    with pytest.raises(QsfMemoryError, match="cannot be started"):
-        ChatTemplate("x").render([USER])
+    for executable, kind, said in (
+        ("/no/such/python", QsfMemoryError, "cannot be started"),
+        ("/bin/false", QsfError, "/bin/false ends with exit code"),
+        ("/bin/true", QsfError, "/bin/true ends with exit code"),
+    ):
+        monkeypatch.setattr(sys, "executable", executable)
+        with pytest.raises(kind, match=said) as caught:
+            ChatTemplate("x").render([USER])
+        assert type(caught.value) is kind, "not the file's fault"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="every rendering has a process of its own")
