@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -154,15 +152,7 @@ def test_files_are_verified_and_refused_by_one_line(
     assert "is a folder, not a .qsf file" in refused(".")
     converting = f"convert it: {command.runnable()} convert {tiny_llama_dir} model.qsf"
     assert converting in refused(tiny_llama_dir)
-
-
-def test_help_shows_examples_and_loads_no_reader(here: Here) -> None:
     assert "  qsf inspect model.qsf --verify\n" in here("--help", command=cli.run).stdout
-    code = (
-        "import sys, qsf.cli.inspect;"
-        "sys.exit(any(m in sys.modules for m in ('numpy', 'qsf.format', 'lz4', 'zstandard')))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -21,18 +21,6 @@ PROMPT = "Once upon a time"
 GREEDY = ("--temperature", 0)
 
 
-def test_the_plan_names_the_policy_and_holds_less(run: Run, tiny_llama_8bit: Path) -> None:
-    def kv_line(*options: object) -> str:
-        done = run(tiny_llama_8bit, "--plan", "--draft", "off", *options)
-        assert done.returncode == 0, done.stderr
-        return next(line for line in done.stdout.splitlines() if "KV cache" in line)
-
-    whole = kv_line("--parallel", 8)
-    window = kv_line("--parallel", 8, "--kv-policy", "window:64:4")
-    assert "512 tokens, 8bit, window:64:4" in window
-    assert float(window.split()[-1]) < float(whole.split()[-1])
-
-
 def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -> None:
     asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 200, "--max-seq-len", 64, "--json")
     done = run(tiny_llama_8bit, *asked[:-1])
