@@ -8,14 +8,12 @@ import random
 import re
 import subprocess
 import sys
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import qsf
-from make.served import started
 from make.streamed_models import make_large_llama
 from qsf.errors import QsfMemoryError
 from qsf.native._qsf import ffi, lib
@@ -104,29 +102,6 @@ def test_any_run_stays_below_what_its_line_says(large_model: Path, options: dict
             n_resident
             in {"least": range(4), 70: range(4, 9), 200: range(7, 9)}[options["ram_budget"]]
         )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("words", [(), ("--ram-budget", "150"), ("--parallel", "8")])
-def test_a_server_stays_below_what_its_line_says(
-    tiny_llama_4bit: Path, words: tuple[str, ...]
-) -> None:
-    command = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0", *words]
-    with started(command) as process:
-        assert process.stderr is not None
-        lines = process.stderr.readline() + process.stderr.readline()
-        said = re.search(r" at (\S+)\n.*in memory (\d+) MB of", lines)
-        assert said is not None
-        body = json.dumps({"prompt": "Once upon a time", "max_tokens": 40, "n": 4}).encode()
-        for _ in range(8):
-            request = urllib.request.Request(
-                f"{said[1]}/v1/completions", body, {"content-type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                assert answer.status == 200
-        status = Path(f"/proc/{process.pid}/status").read_text("utf-8")
-        assert int(status.split("VmHWM:")[1].split()[0]) <= int(said[2]) << 10
 
 
 def test_the_default_budget_is_half_of_what_is_free(large_model: Path) -> None:

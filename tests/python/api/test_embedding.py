@@ -100,13 +100,6 @@ def test_the_end_of_a_text_is_told_and_on_token_may_use_the_model(model: qsf.Mod
     assert len(chosen) == 8
 
 
-@pytest.mark.parametrize("bad", [{"top_logprobs": -1}, {"top_logprobs": 101}, {"on_token": 5}])
-def test_options_of_logprobs_are_checked_at_once(model: qsf.Model, bad: dict[str, Any]) -> None:
-    with pytest.raises(qsf.QsfArgumentError) as caught:
-        model.generate(PROMPT, **bad)
-    assert caught.value.argument == next(iter(bad))
-
-
 # ---- asyncio ----
 
 

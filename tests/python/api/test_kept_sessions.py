@@ -94,6 +94,7 @@ def test_another_model_type_or_context_is_refused(
         (tiny_llama_8bit, {"kv_type": "k8v4"}, "tiny-llama-8bit.qsf with k8v4"),
         (tiny_llama_8bit, {"kv_rotation": False}, "it goes on with the same file"),
         (tiny_llama_8bit, {"exact": True}, "it goes on with the same file"),
+        (tiny_llama_8bit, {"kv_policy": "window:32:20"}, "it goes on with the same file"),
         (tiny_llama_4bit, {}, "computed by tiny-llama-8bit.qsf"),
         (tiny_llama_8bit, {"max_seq_len": 39}, "max_seq_len=40"),
     ):

@@ -18,13 +18,10 @@ from make.kind_models import (
     kind,
     write_model,
 )
-from make.streamed_models import least_options
 from qsf import errors
 from qsf.file.layout import Dtype
 
 TOKENS = np.random.default_rng(9).integers(0, VOCAB, 400).tolist()
-GREEDY: dict[str, Any] = {"temperature": 0, "stop": ()}
-PROMPT = "Tom saw a red ball. " * 55  # more than a chunk and what stays of a context
 
 
 @pytest.fixture(scope="module")
@@ -51,20 +48,6 @@ def written(folder: Path, name: str) -> Path:
     return path
 
 
-def test_a_small_budget_has_the_same_text(tiny_llama_8bit: Path) -> None:
-    texts = []
-    for policy in ("none", "disk:32"):
-        how = least_options(tiny_llama_8bit, max_seq_len=512, kv_policy=policy)
-        with qsf.Model(tiny_llama_8bit, **how) as model:
-            for _ in model.generate(PROMPT, max_tokens=60, **GREEDY):
-                pass
-            assert model.stats is not None
-            texts.append(model.stats.token_ids)
-            assert (model.session_stats.kv_read_bytes > 0) == (policy == "disk:32")
-            assert model.session_stats.allocated_bytes <= model.info.plan.engine_bytes
-    assert texts[0] == texts[1]
-
-
 def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> None:
     """Where a context would be shortened, and down to less than any plan has without a file."""
     how: dict[str, Any] = {"sessions": 200, "max_seq_len": 512, "threads": 1}
@@ -81,46 +64,6 @@ def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> 
 
 
 # ---- sessions ----
-
-
-@pytest.mark.parametrize("name", ["mixed", "plain"])
-def test_going_back_forks_and_files(folder: Path, tmp_path: Path, name: str) -> None:
-    """Without a window the pages that are still held are read back."""
-    path, file = written(folder, name), tmp_path / "kept"
-    how: dict[str, Any] = {"ram_budget": None, "sessions": 2, "max_seq_len": 390, "draft": "off"}
-    with qsf.Model(path, **how) as model:
-        model.logits(TOKENS[:300])
-        model.session.save(tmp_path / "whole")
-        want = model.logits(TOKENS[:390])
-        branch = model.logits([*TOKENS[:11], *TOKENS[200:330]], first_row=11)
-    with qsf.Model(path, **how, kv_policy="disk:1") as model:
-        for n in range(0, 300, 20):
-            model.logits(TOKENS[: n + 20], first_row=n)
-        model.session.save(file)
-        assert file.read_bytes() == (tmp_path / "whole").read_bytes()
-        with model.session.fork() as fork:
-            assert np.array_equal(fork.logits(TOKENS[:390], first_row=300), want[300:])
-            fork.load(file)
-            assert np.array_equal(fork.logits(TOKENS[:390], first_row=300), want[300:])
-        have = model.logits([*TOKENS[:11], *TOKENS[200:330]], first_row=11)
-        assert np.array_equal(have, branch)
-        assert np.array_equal(model.logits(TOKENS[:390], first_row=0), want)
-    with qsf.Model(path, **how) as model:
-        model.session.load(file)
-        assert np.array_equal(model.logits(TOKENS[:390], first_row=300), want[300:])
-
-
-def test_a_cancelled_call_goes_on(tiny_llama_8bit: Path) -> None:
-    how: dict[str, Any] = {"ram_budget": None, "draft": "off"}
-    with qsf.Model(tiny_llama_8bit, **how) as model:
-        want = "".join(model.generate(PROMPT, max_tokens=40, **GREEDY))
-    with qsf.Model(tiny_llama_8bit, **how, kv_policy="disk:32") as model:
-        pieces = model.generate(PROMPT, max_tokens=40, **GREEDY)
-        for _ in range(20):
-            next(pieces)
-        model.cancel()
-        assert len(list(pieces)) < 20
-        assert "".join(model.generate(PROMPT, max_tokens=40, **GREEDY)) == want
 
 
 # ---- a disk that has no room ----

@@ -81,29 +81,6 @@ def test_going_back_to_what_was_dropped(folder: Path, policy: str) -> None:
         assert np.array_equal(model.logits([*TOKENS[:100], 7]), want)
 
 
-def test_forks_and_files_go_on_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    path, file = written(folder, "mixed"), tmp_path / "kept"
-    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "sessions": 2}
-    with qsf.Model(path, max_seq_len=220, **how) as model:
-        model.logits(TOKENS[:150])
-        model.session.save(file)
-        with model.session.fork() as fork:
-            want = fork.logits(TOKENS[:200], first_row=150)
-            assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
-            evaluated = model.session_stats.prompt_tokens, fork.engine_stats.prompt_tokens
-            assert evaluated == (200, 50)
-    with qsf.Model(path, max_seq_len=290, **how) as model:  # a ring of another size
-        model.session.load(file)
-        assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
-        assert model.session_stats.prompt_tokens == 50
-    for other in ("none", f"window:{WINDOW}:{PINNED + 1}", f"window:{WINDOW + 1}:{PINNED}"):
-        with (
-            qsf.Model(path, max_seq_len=220, **{**how, "kv_policy": other}) as model,
-            pytest.raises(errors.QsfArgumentError, match="goes on with"),
-        ):
-            model.session.load(file)
-
-
 # ---- a context that is full ----
 
 

@@ -35,6 +35,8 @@ OF_GENERATE: dict[str, list[Any]] = {
     "top_k": [0.5],
     "begins_text": ["yes"],
     "progress": [5],
+    "top_logprobs": [-1, 101],
+    "on_token": [5],
     "prompt": [5, None, [], [1.5], [-1], [10**12], [10**6], b"Once", [1] * 65],
 }
 OF_MODELS: dict[str, list[Any]] = {

@@ -154,15 +154,6 @@ def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
             assert one.read_unit(i) == other.read_unit(i), i
 
 
-@pytest.mark.parametrize("options", [{"quant_type": "mixed"}, {"quant_type": "ternary"}])
-def test_the_head_has_a_type_whatever_is_asked(options: dict[str, Any], tmp_path: Path) -> None:
-    source = mtp_models.write_hf(cases()["qwen3_5"], tmp_path / "m")
-    convert(source, tmp_path / "m.qsf", **options)
-    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
-        assert model.info.plan.mtp_state == records.DRAFTER_HELD
-        go_on(model.session, [1, 2, 3], 20)
-
-
 def test_heads_that_are_not_run_are_left_out(tmp_path: Path) -> None:
     case = cases()["qwen3_5"]
     at = f"model.layers.{mtp_models.n_layers_of(case)}."

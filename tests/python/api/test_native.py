@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from make.stored import unpack_tokenizer
-from qsf import errors
 from qsf.native import binding
 from qsf.native._qsf import lib
 
@@ -53,15 +52,6 @@ def test_every_status_has_its_exception() -> None:
     assert len(set(kinds)) == len(statuses) - 1
 
 
-def test_facts_are_those_of_the_checkpoint(model: binding.NativeModel) -> None:
-    info = model.info()
-    assert (info.architecture, info.quant_type) == ("llama", "8bit")
-    assert (info.n_layers, info.dim, info.n_heads, info.n_kv_heads) == (6, 192, 6, 2)
-    assert (info.head_dim, info.ffn_dim, info.n_vocab, info.max_tokens) == (32, 512, 2048, 512)
-    assert (info.bos_id, info.eos_id, info.pad_id) == (0, 1, None)
-    assert info.plan.chunk_tokens == 3
-
-
 def test_sections_are_read(model: binding.NativeModel, tiny_llama_dir: Path) -> None:
     tokenizer_json = (tiny_llama_dir / "tokenizer.json").read_bytes()
     assert unpack_tokenizer(model.section("TOKN") or b"") == tokenizer_json
@@ -74,22 +64,6 @@ def test_a_call_evaluates_one_chunk(session: binding.NativeSession) -> None:
     assert sync(session, TOKENS) == 2
     assert session.position() == 8
     assert session.stats().prompt_tokens == 8
-
-
-def test_closed_handles_are_refused_and_a_session_outlives_its_model(
-    tiny_llama_8bit: Path,
-) -> None:
-    model = binding.NativeModel(tiny_llama_8bit, options())
-    session = model.create_session()
-    model.close()
-    model.close()
-    with pytest.raises(errors.QsfArgumentError, match="is closed"):
-        model.info()
-    sync(session, TOKENS)
-    session.close()
-    session.close()
-    with pytest.raises(errors.QsfArgumentError, match="is closed"):
-        session.position()
 
 
 def test_phases_have_names() -> None:

@@ -76,25 +76,3 @@ def test_with_few_snapshots_more_is_evaluated_again(tmp_path: Path) -> None:
         assert MOST_AGAIN >= again(session) > 40 % 32
         session.rewind(0)
         assert np.array_equal(hold(session, [*tokens_of(40), 7]), have)
-
-
-def test_a_chat_after_a_restart_goes_back_to_a_snapshot(path: Path, tmp_path: Path) -> None:
-    """The file has the state, and the last snapshots: a template may change a turn's end."""
-    with opened(path) as model:
-        hold(model.session, tokens_of(150))
-        model.session.save(tmp_path / "kept")
-    with opened(path, threads=1) as model:
-        model.session.load(tmp_path / "kept")
-        have = hold(model.session, [*tokens_of(150), 5])
-        assert model.session_stats.prompt_tokens == 1
-        model.session.load(tmp_path / "kept")
-        again_before = again(model.session)
-        other = [*tokens_of(140), 9, 9]
-        assert np.array_equal(hold(model.session, other), hold_alone(path, other))
-        assert again(model.session) - again_before == 140 % 32
-        assert np.array_equal(have, hold_alone(path, [*tokens_of(150), 5]))
-
-
-def hold_alone(path: Path, tokens: list[int]) -> Any:
-    with opened(path) as model:
-        return hold(model.session, tokens)

@@ -134,12 +134,14 @@ def test_threads_pieces_and_memory(
 # ---- sessions ----
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "window"])
 def test_forks_and_files_go_on(made: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     """With other threads, and a context for which rings have other sizes; and going back."""
     tokens, kept = TOKENS.tolist(), tmp_path / "kept"
-    kv_type = ("k8v4", "f16", "2bit")[KINDS.index(kind) % 3]
+    kv_type = ("k8v4", "f16", "2bit")[[*KINDS, "window"].index(kind) % 3]
     how: dict[str, Any] = {"ram_budget": None, "kv_type": kv_type, "sessions": 3}
+    if kind == "window":
+        kind, how["kv_policy"] = "mixed", "window:32:20"
     with qsf.Model(made(kind), threads=1, max_seq_len=220, **how) as model:
         want = model.logits(tokens)
         other = [*tokens[:75], *tokens[20:40]]

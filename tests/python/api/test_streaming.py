@@ -290,14 +290,3 @@ def test_the_timeline_adds_up(model_path: Path) -> None:
     assert stats.read_bytes >= sum(unit.read_bytes for unit in units) > 0
     assert min(stats.read_ns, stats.checksum_ns) > 0
     assert stats.decompress_ns == 0
-
-
-def test_a_model_in_memory_reads_nothing(model_path: Path) -> None:
-    with qsf.Model(model_path, ram_budget=None) as model:
-        before = model.session_stats
-        list(model.generate([3, 1, 4], max_tokens=5, temperature=0))
-        stats = model.session_stats
-        assert stats.read_bytes == before.read_bytes
-        assert (stats.wait_ns, stats.n_embedding_rows) == (0, 0)
-        assert all(unit.is_resident and unit.read_bytes == 0 for unit in model.timeline)
-        assert (model.info.plan.streamed_bytes, model.info.plan.io_depth) == (0, 0)

@@ -149,17 +149,6 @@ def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path)
 # ---- errors ----
 
 
-def test_a_text_without_an_end_is_refused(tiny_llama_4bit: Path) -> None:
-    words = ["eval", str(tiny_llama_4bit), "--text", "-", "--ram-budget", "64"]
-    with Path("/dev/zero").open("rb") as zeros:
-        done = subprocess.run(
-            [sys.executable, "-m", "qsf", *words],
-            stdin=zeros, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"is too long: more than {4 << 20} bytes" in done.stderr
-
-
 def test_files_that_are_none(
     call: Call, tmp_path: Path, tiny_llama_4bit: Path, tiny_llama_dir: Path, story: Path
 ) -> None:

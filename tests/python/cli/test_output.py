@@ -50,21 +50,6 @@ def test_every_byte_arrives(name: str, *, is_blocking: bool, is_unbuffered: bool
     assert n_bytes == N_BYTES
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
-@pytest.mark.parametrize(
-    ("words", "unbuffered"), [(["--help"], ""), (["list"], "1"), (["run", "--help"], "")]
-)
-def test_output_that_cannot_be_written_is_a_failure(words: list[str], unbuffered: str) -> None:
-    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    with open("/dev/full", "wb") as full:  # noqa: PTH123
-        done = subprocess.run(
-            [sys.executable, "-m", "qsf", *words],
-            stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False,
-        )  # fmt: skip
-    assert done.returncode != 0
-    assert "Traceback" not in done.stderr
-
-
 def test_the_time_left_is_steady() -> None:
     """A task of 100 s whose speed halves now and then: the estimate follows, and does not jump."""
     remaining = progress._Remaining(0.0)

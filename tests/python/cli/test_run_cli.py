@@ -172,18 +172,6 @@ def test_a_plan_says_what_would_fit_and_it_does(process: Run, tiny_llama_8bit: P
     assert process(tiny_llama_8bit, "--plan", "--ram-budget", enough + 1).returncode == 0
 
 
-def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
-    kept = "--verbose", "-n", 3, "-p", PROMPT
-    default = run(tiny_llama_8bit, *kept).stderr
-    assert "KV cache  8bit, rotated" in default
-    assert "KV cache, 512 tokens, 8bit" in default
-    chosen = run(tiny_llama_8bit, *kept, "--kv-type", "4bit", "--kv-rotation", "off").stderr
-    assert "KV cache  4bit\n" in chosen
-    exact = run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16")
-    check_refused(exact, 1, "needs 32 bits")
-    assert "KV cache, 8 sessions of 512" in run(tiny_llama_8bit, "--plan", "--parallel", 8).stdout
-
-
 # ---- files that are no models ----
 
 

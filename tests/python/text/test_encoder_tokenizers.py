@@ -87,6 +87,7 @@ KINDS = {
     "cased": lambda: wordpiece(lowercase=False, strip_accents=False),
     "accents": lambda: wordpiece(lowercase=True, strip_accents=False),
     "unclean": lambda: wordpiece(lowercase=True, clean_text=False),
+    "ideographs": lambda: wordpiece(lowercase=True, handle_chinese_chars=False),
     "unigram": unigram,
 }
 

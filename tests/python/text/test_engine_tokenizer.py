@@ -7,7 +7,6 @@ import contextlib
 import functools
 import json
 import random
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -141,23 +140,6 @@ def test_the_prefix_is_the_librarys_unless_the_configuration_differs(
         bare = library.encode(text, add_special_tokens=False).ids
         has_prefix = bool(expected) and bare[: len(expected)] == expected
         assert ours.encode(text) == (bare if has_prefix else [*expected, *bare]), text
-
-
-def test_many_threads_may_encode_at_once() -> None:
-    ours, _ = both("o200k")
-    text = random_text(random.Random(1), 300)
-    expected = ours.encode(text)
-    found: list[bool] = []
-
-    def work() -> None:
-        found.extend(ours.encode(text) == expected for _ in range(50))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 200
 
 
 @pytest.mark.parametrize(
