@@ -14,6 +14,7 @@ import pytest
 import qsf
 from make.kind_models import RECURRENT, VOCAB, write_model
 from make.mutants import session_mutant
+from make.recurrent_models import write_recurrent
 from qsf import errors
 from qsf.file.layout import Dtype
 
@@ -165,3 +166,38 @@ def test_hostile_files_give_typed_errors_or_text(
             except errors.QsfError:
                 continue
     assert 10 < n_loaded < 90
+
+
+# ---- states that cannot be cut: going back evaluates from a snapshot ----
+
+
+def hold(session: qsf.Session, tokens: list[int]) -> Any:
+    """Evaluate what is new; return the last logits."""
+    return session.logits(tokens, first_row=len(tokens) - 1)[0]
+
+
+# With f32 there is as much memory as takes a snapshot at every multiple of 32.
+@pytest.mark.parametrize(
+    ("case", "kv_type"),
+    [("lfm2", "f32"), ("kimi_linear", "f32"), ("falcon_h1-norm", "f32"), ("qwen3_5+mtp", "f32"),
+     ("qwen3_5", "4bit")],
+)  # fmt: skip
+def test_a_rewind_evaluates_from_the_last_snapshot(case: str, kv_type: str, tmp_path: Path) -> None:
+    tokens = [(1 + i * i) % 50 for i in range(150)]
+    path = write_recurrent(tmp_path, case=case)
+    how: dict[str, Any] = {"sessions": 4, "max_seq_len": 200, "kv_type": kv_type}
+    with qsf.Model(path, ram_budget=None, **how) as model:
+        for n_tokens in (31, 33, 64, 149) if kv_type == "f32" else (40,):
+            with model.create_session() as session, model.create_session() as fresh:
+                hold(session, tokens)
+                session.rewind(n_tokens)
+                assert session.engine_stats.n_again == 0
+                session._native.step(7)
+                n_again = session.engine_stats.n_again
+                if kv_type == "f32":
+                    assert n_again == n_tokens % 32
+                else:  # fewer snapshots
+                    assert n_tokens % 32 < n_again <= 40
+                want = hold(fresh, [*tokens[:n_tokens], 7, 8])
+                assert np.array_equal(hold(session, [*tokens[:n_tokens], 7, 8]), want)
+                assert session.engine_stats.n_again == n_again

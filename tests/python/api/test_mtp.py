@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,13 @@ import pytest
 
 import qsf
 from make import mtp_models
+from make.commands import Run
 from make.golden_families import cases
+from make.served import serving
 from make.stored import Reader
+from qsf import Model
 from qsf.cli.run import report
+from qsf.cli.serve_options import ServeOptions
 from qsf.native import records
 from qsf_converter import convert
 
@@ -172,3 +178,62 @@ def test_heads_that_are_not_run_are_left_out(tmp_path: Path) -> None:
     copy = {f"{at}embed_tokens.weight": case.tensors()["model.embed_tokens.weight"]}
     report = convert(mtp_models.write_hf(case, tmp_path / "m", **copy), tmp_path / "m.qsf")
     assert not [text for text in report.warnings if "multi-token prediction" in text]
+
+
+# ---- commands ----
+
+
+GREEDY = ("-n", 40, "--temperature", 0)
+
+
+@pytest.fixture(scope="module")
+def sure(tmp_path_factory: pytest.TempPathFactory, tiny_chat_dir: Path) -> Path:
+    folder = tmp_path_factory.mktemp("sure")
+    source = mtp_models.write_sure(folder / "m", tiny_chat_dir, n_layers=2 * N_LAYERS)
+    convert(source, folder / "m.qsf")
+    return folder / "m.qsf"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory, tiny_chat_dir: Path) -> Path:
+    """A draft model that guesses as well."""
+    folder = tmp_path_factory.mktemp("small")
+    convert(mtp_models.write_sure(folder / "m", tiny_chat_dir, n_layers=3), folder / "m.qsf")
+    return folder / "m.qsf"
+
+
+def test_run_says_how_many_guesses_were_right(run: Run, sure: Path, small: Path) -> None:
+    def answer(*options: object) -> Any:
+        done = run(sure, "-p", "Once upon a time", *GREEDY, "--json", *options)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    off = answer("--draft", "off")
+    assert (off["drafted_tokens"], off["accepted_tokens"]) == (0, 0)
+    for draft in ("auto", small):
+        found = answer("--draft", draft)
+        assert (found["text"], found["ids"]) == (off["text"], off["ids"])
+        assert 5 <= found["accepted_tokens"] <= found["drafted_tokens"], draft
+    assert len(off["ids"]) == 40
+    assert len(set(off["ids"])) > 20  # the text itself has little to guess from
+
+
+def test_a_server_counts_the_guesses_of_two_clients(run: Run, sure: Path) -> None:
+    prompts = ["Once upon a time", "The cat saw"]
+    wanted = [run(sure, "--raw", "-p", p, *GREEDY, "--draft", "off").stdout for p in prompts]
+    options = ServeOptions(parallel=2).sessions()[0]
+    with (
+        Model(sure, ram_budget=None, **options) as model,
+        serving(sure, model, parallel=2) as client,
+    ):
+
+        def complete(prompt: str) -> str:
+            fields = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+            answer = client.post("/v1/completions", fields)
+            return f"{answer.json['choices'][0]['text']}\n"
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(complete, prompts * 3)) == wanted * 3
+        lines = client.get("/metrics").body.decode().splitlines()
+    (right,) = (line for line in lines if "num_accepted_tokens_total" in line and line[0] != "#")
+    assert float(right.split()[-1]) > 0
