@@ -70,40 +70,6 @@ def test_a_full_pool_is_an_error_that_changes_nothing(model: qsf.Model) -> None:
         assert np.array_equal(hold(model.session, tokens_of(CTX_TOKENS)), want)
 
 
-def test_sessions_with_the_same_beginning_hold_it_once(model: qsf.Model) -> None:
-    hold(model.session, tokens_of(80))
-    want = hold(model.session, [*tokens_of(80), 5])
-    model.session.rewind(80)
-    with contextlib.ExitStack() as stack:
-        # Three blocks, and for each of three that go on a copy of the last one: six.
-        forks = [stack.enter_context(model.session.fork()) for _ in range(3)]
-        for token, fork in enumerate(forks, 5):
-            assert fork.tokens == tokens_of(80)
-            got = hold(fork, [*tokens_of(80), token])
-            assert np.array_equal(got, want) == (token == 5)
-        assert model.session.tokens == tokens_of(80)
-        assert np.array_equal(hold(model.session, [*tokens_of(80), 5]), want)
-    assert np.array_equal(hold(model.session, [*tokens_of(80), 5]), want)
-    model.session.rewind(0)
-
-
-def test_guesses_never_make_a_full_pool(tiny_llama_8bit: Path) -> None:
-    """A token for which there is room is evaluated, also where its guesses have none."""
-    with qsf.Model(
-        tiny_llama_8bit, ram_budget=None, sessions=2, max_seq_len=64, kv_contexts=1, draft_rows=15
-    ) as model:
-        with model.create_session() as other:
-            hold(other, [1])
-            hold(model.session, tokens_of(20))
-            native = model.session._native
-            for token in tokens_of(12):
-                native.step(token)
-            assert native.position() == 32
-            with pytest.raises(errors.QsfMemoryError):
-                native.step(1)
-        native.step(1)
-
-
 def test_contexts_are_at_most_as_many_as_sessions(tiny_llama_8bit: Path) -> None:
     with pytest.raises(errors.QsfArgumentError, match=r"kv_contexts is 3.* 2"):
         qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2, kv_contexts=3)

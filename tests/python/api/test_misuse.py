@@ -80,6 +80,7 @@ def test_tokens_and_texts_name_the_argument(model: qsf.Model) -> None:
         ("ids", model.detokenize, [[10**12], [-1], ["a"], "text", 5, None]),
         ("text", model.tokenize, [5, None, b"x", [1]]),
         ("tokens", model.logits, [[], [10**12], [10**6], "text", 5, [1] * 65]),
+        ("n_tokens", model.session.rewind, [-1, 10**6, 1.5, "2", True]),
         ("messages", model.chat_tokens, [5, [5], [{"content": "x"}], b"x"]),
         ("first_row", lambda v: model.logits([1], first_row=v), ["a", -1, 1.5, 1, None, True]),
         (

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -120,28 +119,3 @@ def test_a_wrong_item_evaluates_nothing(
     items = [PassItem(sessions[0], array("I", [1]))] * 2
     with pytest.raises(QsfArgumentError, match="same session"):
         run_pass(model._opened.native, [sessions[0]._native] * 2, items)
-
-
-def test_a_cancelled_session_stays_as_it_was(model: qsf.Model, sessions: list[qsf.Session]) -> None:
-    """What comes between two passes is too late; what comes during one ends its own item."""
-    sessions[0].cancel()
-    sessions[0]._native.cancel()  # as if it came at the very end of a pass
-    first = PassItem(sessions[0], [1, 2])
-    model.run_pass([first, PassItem(sessions[1], [3])])
-    assert not first.is_cancelled
-    assert sessions[0].tokens == [1, 2]
-    ended = 0
-    for _ in range(200):
-        item, other = PassItem(sessions[0], [5] * 60), PassItem(sessions[1], [6])
-        thread = threading.Timer(0.0005, sessions[0].cancel)
-        thread.start()
-        model.run_pass([item, other])
-        thread.join()
-        ended += item.is_cancelled
-        assert not other.is_cancelled
-        assert sessions[0].tokens == [1, 2] + ([] if item.is_cancelled else [5] * 60)
-        sessions[0].rewind(2)
-        sessions[1].rewind(1)
-        if ended:
-            break
-    assert ended

@@ -107,23 +107,6 @@ def test_tokens_are_those_that_are_evaluated(model: qsf.Model, session: qsf.Sess
     assert session.tokens == [4, 5, 6]
 
 
-def test_a_rewound_session_is_as_if_it_had_never_gone_on(
-    model: qsf.Model, session: qsf.Session
-) -> None:
-    ids = model.tokenize(LONG)[:200]
-    expected = model.logits(ids, first_row=len(ids) - 1)
-    session.logits([*ids[:90], 7, 8, 9])
-    session.rewind(90)
-    assert session.tokens == ids[:90]
-    assert np.array_equal(session.logits(ids, first_row=len(ids) - 1), expected)
-    assert session.tokens == ids
-    for n_tokens in (len(ids) + 1, -1, 1.5, "2", True):
-        with pytest.raises(errors.QsfArgumentError, match="n_tokens") as caught:
-            session.rewind(n_tokens)  # type: ignore[arg-type]
-        assert caught.value.argument == "n_tokens"
-    assert session.tokens == ids
-
-
 def test_a_fork_goes_its_own_way(model: qsf.Model, session: qsf.Session) -> None:
     """Its bits: test_same_bits.py."""
     session.logits([4, 5, 6])

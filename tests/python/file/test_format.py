@@ -380,24 +380,6 @@ def test_learned_positions_need_their_table(tmp_path: Path) -> None:
         r.verify()
 
 
-def test_experts_repeat_their_types(tmp_path: Path) -> None:
-    with Writer(tmp_path / "m.qsf", tiny_header(n_layers=1), Arch(tied_head=True)) as w:
-        layer_1(w)
-        for index in (0, 1, 65535):
-            for kind in (T.FFN_GATE, T.FFN_UP):
-                w.begin_tensor(kind, 12, 8, Dtype.Q4, TILES, index)
-                w.write(bytes(576))
-                w.end_tensor()
-        w.end_unit()
-        w.begin_unit(FINAL_UNIT, dtype=Dtype.F32)
-        vector(w, T.FINAL_NORM)
-        w.end_unit()
-    with Reader(tmp_path / "m.qsf") as r:
-        r.verify()
-        assert r.tensor(1, T.FFN_UP, 65535) is not None
-        assert r.tensor(1, T.FFN_UP, 2) is None
-
-
 def test_a_finished_or_aborted_writer_refuses_more(tmp_path: Path) -> None:
     w = Writer(tmp_path / "m.qsf", tiny_header(), Arch())
     w.abort()
