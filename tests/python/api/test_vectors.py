@@ -61,19 +61,6 @@ def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, poolin
     assert np.abs(np.array(cut) - unit(np.array(got[:8]))).max() < 1e-6
 
 
-def test_threads_and_batches_change_no_bit(tiny_llama_8bit: Path) -> None:
-    texts = [
-        "Once upon a time",
-        "The cat",
-        "Lily and Ben went to the park to play in the sun.",
-        "A",
-    ]
-    for pooling in ("last", "mean"):
-        plain = vectors(tiny_llama_8bit, texts, pooling=pooling, threads=1)
-        for how in ({"threads": 3, "sessions": 4}, {"threads": 2, "sessions": 2}):
-            assert vectors(tiny_llama_8bit, texts, pooling=pooling, **how) == plain
-
-
 def test_neighbours_that_are_continued_change_nothing(tiny_llama_8bit: Path) -> None:
     """In one pass: an answer, a prompt, hidden states. Each as if it were alone."""
     with qsf.Model(tiny_llama_8bit, ram_budget=None, threads=2, sessions=3) as model:
