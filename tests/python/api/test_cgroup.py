@@ -269,6 +269,7 @@ def test_gives_way_and_comes_back(tmp_path: Path) -> None:
         used = dict(line.split() for line in lines)  # anon: what cannot be dropped as file pages
         n_free = LIMIT_MB * MB - int(used.get("total_rss", used.get("anon", 0)))
         hog = begin(HOG, str((n_free + 60 * MB) // (4 * MB)))
+        assert hog.stdout is not None
         while hog.poll() is None and not select.select([hog.stdout], [], [], 0)[0]:
             assert next_round()[0] == tokens
         assert hog.poll() is None, "the neighbour was killed"

@@ -1,4 +1,4 @@
-"""Models for guesses of the next tokens, and how one is opened so that it streams."""
+"""How a model with room for guesses of the next tokens is opened so that it streams."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,29 +7,8 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from make.recurrent_models import write_recurrent
-from make.streamed_models import make_streamed_gpt2
-from make.tiny_checkpoints import make_llama, make_mistral
 from qsf.errors import QsfMemoryError
 from qsf.native import binding
-from qsf_converter import convert
-
-
-def make_draft_models(folder: Path) -> dict[str, Path]:
-    """Write LLaMA, Mistral with a window and a GPT-2 that can be streamed; experts are stored."""
-    for name, make in (("llama", make_llama), ("mistral", make_mistral)):
-        make(folder / name, seed=3)
-        convert(folder / name, folder / f"{name}.qsf", quant_type="4bit")
-    return {
-        "llama": folder / "llama.qsf",
-        "mistral": folder / "mistral.qsf",
-        "streamed": make_streamed_gpt2(folder),
-        "recurrent": write_recurrent(folder),
-        "delta": write_recurrent(folder, case="qwen3_5-three"),
-        "kda": write_recurrent(folder, case="kimi_linear"),
-        "ssd": write_recurrent(folder, case="granitemoehybrid-moe"),
-        "experts": Path(__file__).parents[2] / "golden" / "tiny-experts-4bit.qsf",
-    }
 
 
 def open_streamed(

@@ -372,7 +372,8 @@ def test_of_several_templates_the_default_is_used() -> None:
     several = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
     assert ChatTemplate(several).render([USER]) == "d"
     assert ChatTemplate({"default": "d"}).render([USER]) == "d"
-    for template in ([], 3, several[:1], {}):
+    wrong: tuple[object, ...] = ([], 3, several[:1], {})
+    for template in wrong:
         with pytest.raises(QsfFormatError, match="chat template"):
             ChatTemplate(template)
 
