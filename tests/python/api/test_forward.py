@@ -79,7 +79,7 @@ def test_layers_of_every_kind(name: str, tmp_path: Path) -> None:
     A layer whose keys and values another reads is never skipped.
     """
     layers, how = KINDS[name]
-    path, tokens = write_model(tmp_path / "m.qsf", layers, **how), tokens_for(VOCAB, 200)
+    path, tokens = write_model(tmp_path / "m.qsf", layers, **how), tokens_for(VOCAB, 120)
     seen = []
     for options, what in (
         ({}, {}),

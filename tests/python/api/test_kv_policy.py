@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts longer than memory: windows with pinned first tokens, and contexts that are begun anew."""
+"""Keys and values: types, windows, contexts begun anew or in a file, one pool for all sessions."""
 
 from __future__ import annotations
 
@@ -273,9 +273,6 @@ def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> 
     assert fits.process_bytes + fits.reserve_bytes + fits.engine_bytes <= budget * 2**20
 
 
-# ---- sessions ----
-
-
 # ---- a disk that has no room ----
 
 
@@ -312,9 +309,6 @@ def test_a_folder_that_is_not_there(
     qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk").close()  # needs no file
     with pytest.raises(errors.QsfArgumentError, match="kv_contexts must be 0"):
         qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32", sessions=2, kv_contexts=1)
-
-
-# ---- what is asked for ----
 
 
 # ---- one pool for all sessions; any order of operations: check_kv_pool.c, test_same_bits.py ----

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a user sends them, progress on a terminal, and how commands start."""
+"""Ctrl-C and SIGTERM as a user sends them, progress, output that arrives whole."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Answers on a terminal: wrapped at words, Markdown as styles, the same however they arrive."""
+"""Answers on a terminal: wrapped at words, Markdown as styles; loops are ended and said."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The engine's reader as Python has it: its records, and what it finds."""
+"""The engine's reader as Python has it: its records, what it finds, what META and TOKN say."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""packaging/ and .github/: facts come from one place, and what is filled in is true."""
+"""packaging/ and .github/: facts come from one place; `make release` refuses and compares."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

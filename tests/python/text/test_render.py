@@ -1,4 +1,4 @@
-"""Templates of strangers: none crashes, hangs or takes memory, each gives a typed error."""
+"""Chat templates: strange ones give typed errors, others what transformers renders."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sampling parameters, their defaults, and stop rules."""
+"""Sampling parameters, their defaults, stop rules; how many tokens two texts share."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

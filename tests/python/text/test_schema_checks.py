@@ -1,4 +1,4 @@
-"""What says nothing in a JSON schema, and the check of values, beside the package jsonschema."""
+"""JSON schemas and grammars: what says nothing, what fits (beside jsonschema), what never ends."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Thoughts between <think> and </think> are told from the answer."""
+"""Thoughts, between marks or in channels, are told from the answer."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
