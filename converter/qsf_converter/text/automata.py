@@ -99,13 +99,13 @@ def compile_tree(tree: expressions.Node, classes: NDArray[np.uint8]) -> Automato
     return _Compiler(classes).compile(tree)
 
 
-def replaced(tree: Node, content: str, text: str) -> str:
+def replaced(tree: expressions.Node, content: str, text: str) -> str:
     """Return a short text with the matches of ``tree`` replaced, as the engine finds them."""
     classes = classes_of(sets_of(tree))
     automaton = compile_tree(tree, classes)
     edge = int(classes[EDGE])
     if automaton.n_aheads:
-        raise ExpressionError("a look-ahead over several characters of a normalizer")
+        raise expressions.ExpressionError("a look-ahead over several characters of a normalizer")
     chars = [int(classes[ord(char)]) for char in text]
     parts, done, at = [], 0, 0
     last_end = -1

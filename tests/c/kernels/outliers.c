@@ -1,5 +1,5 @@
 /* outliers.c - sparse outlier tables: what they add is added once and in its order, by the text of
- * docs/format.md. In whole models: tests/python/api/test_same_bits.py and test_outliers.py.
+ * docs/format.md. In whole models: tests/python/api/test_same_bits.py and test_forward.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/bytes.h"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 import qsf
-from make.streamed_models import least_options, make_streamed_llama
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfCancelledError
 
 PROMPTS: list[Any] = [
     "Once upon a time",
@@ -125,15 +123,3 @@ def test_cancelling_ends_the_batch(model: qsf.Model) -> None:
     else:
         pytest.fail("a batch was never cancelled")
     assert len(list(model.batch(["again"], max_tokens=1))) == 1
-
-
-def test_a_damaged_weight_ends_the_batch(tmp_path: Path) -> None:
-    path = make_streamed_llama(tmp_path)
-    with qsf.Model(path, **least_options(path, sessions=2, io="buffered")) as model:
-        at = path.stat().st_size // 2
-        with path.open("r+b", buffering=0) as file:  # in place: it is read meanwhile
-            byte = os.pread(file.fileno(), 1, at)[0]
-            os.pwrite(file.fileno(), bytes([byte ^ 1]), at)
-        with pytest.raises(QsfFormatError, match="checksum"):
-            list(model.batch([[1, 2], [3]], max_tokens=2))
-        assert model.session.tokens == []

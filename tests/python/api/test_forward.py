@@ -27,9 +27,11 @@ from make.kind_models import (
     Layer,
     write_model,
 )
+from make.outlier_files import add_outliers, random_entries
+from make.stored import Reader
 from make.tiny_checkpoints import LINEAR_SCALING, make_gpt2, make_llama, make_mistral
 from oracle.reference import assert_near, forward, load_qsf, tokens_for
-from qsf.file.layout import Arch, Norm
+from qsf.file.layout import OUTLIERS_OF, Arch, Norm, TensorType
 from qsf_converter import convert
 from qsf_converter.rounding.plan import QUANT_TYPES
 
@@ -77,7 +79,7 @@ def test_layers_of_every_kind(name: str, tmp_path: Path) -> None:
     A layer whose keys and values another reads is never skipped.
     """
     layers, how = KINDS[name]
-    path, tokens = write_model(tmp_path / "m.qsf", layers, **how), tokens_for(VOCAB, 200)
+    path, tokens = write_model(tmp_path / "m.qsf", layers, **how), tokens_for(VOCAB, 120)
     seen = []
     for options, what in (
         ({}, {}),
@@ -120,11 +122,6 @@ def test_keys_and_values_of_few_bits(head_dim: int, tmp_path: Path) -> None:
     assert list(errors.values()) == sorted(errors.values())
 
 
-def make_kept(tmp_path: Path, kind: str) -> Path:
-    folder = make_llama(tmp_path / "hf", dim=96, head_dim=32, ffn_dim=160)
-    return gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf_files.Type[kind])
-
-
 def errors(path: Path) -> float:
     """The largest error against exact arithmetic."""
     found = []
@@ -134,16 +131,15 @@ def errors(path: Path) -> float:
     return float(np.abs(found[0] - found[1]).max())
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q5_0", "3bit", "4bit", "moe"])
+@pytest.mark.parametrize("kind", ["Q5_0", "3bit", "moe"])
 def test_activations_of_16_bits_are_nearly_exact(tmp_path: Path, kind: str) -> None:
-    options: dict[str, Any] = {}
-    if kind.startswith("Q"):
-        source = make_kept(tmp_path, kind)
+    options: dict[str, Any] = {"quant_type": "4bit" if kind == "moe" else kind}
+    if kind == "Q5_0":
+        folder, options = make_llama(tmp_path / "hf", dim=96, head_dim=32, ffn_dim=160), {}
+        source = gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf_files.Type.Q5_0)
     else:
-        source = (
-            make_gpt_oss(tmp_path / "hf", seed=3) if kind == "moe" else make_llama(tmp_path / "hf")
-        )
-        options = {"quant_type": "4bit" if kind == "moe" else kind}
+        make = make_gpt_oss if kind == "moe" else make_llama
+        source = make(tmp_path / "hf", seed=3)
     convert(source, tmp_path / "8.qsf", **options)
     fine = convert_fine(source, tmp_path / "16.qsf", **options)
     assert 0 < errors(fine) < errors(tmp_path / "8.qsf") / 50
@@ -169,6 +165,13 @@ def test_exact_path_equals_transformers(name: str, tmp_path: Path) -> None:
     difference = float(np.abs(got - golden.logits).max())
     print(f"{name}: largest logit difference {difference:.3g}")
     assert difference <= 2e-4
+    with qsf.Model(tmp_path / "f16.qsf", kv_type="f16", ram_budget=None) as model:
+        for ids, want in zip(golden.prompt_ids, golden.continuations, strict=True):
+            list(model.generate(list(ids), temperature=0, max_tokens=len(want), stop=()))
+            assert model.stats is not None
+            have = list(model.stats.token_ids)
+            assert have == list(want)[: len(have)]
+            assert len(have) == len(want) or want[len(have)] in model.end_ids
 
 
 # With f16 KV, and with the default of 4 bits. 8bit: what is asked of the weights. The others are
@@ -201,48 +204,40 @@ def test_default_path_is_close_to_transformers(
     assert 0 < kl <= KL_LIMITS[quant_type, kv_type]
 
 
-def n_same_continuations(name: str, quant_type: str, path: Path) -> int:
-    """How many of the ten greedy continuations of 32 tokens equal the original's, f16 KV."""
-    golden = load_golden(name)
-    convert(MODELS[name], path, quant_type=quant_type)
-    assert len(golden.prompts) == 10
-    n_same = 0
-    with qsf.Model(path, ram_budget=None, kv_type="f16") as model:
-        for prompt, continuation in zip(golden.prompt_ids, golden.continuations, strict=True):
-            tokens = list(prompt)
-            while len(tokens) < len(prompt) + len(continuation):
-                tokens.append(int(model.logits(tokens)[-1].argmax()))
-            n_same += tokens[len(prompt) :] == continuation
-    print(f"{name} {quant_type}: {n_same} of 10 greedy continuations the same")
-    return n_same
+# ---- outlier tables ----
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_f16_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
-    assert n_same_continuations(name, "f16", tmp_path / "m.qsf") == 10
+T = TensorType
+TOKENS = tokens_for(101)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            "tiny-llama",
-            marks=pytest.mark.xfail(
-                reason="7 of 10: rounding the weights to 8 bits alone turns three near-ties "
-                "(f32 activations give the same 7); needs calibrated rounding",
-                strict=True,
-            ),
-        ),
-        "tiny-gpt2",
-    ],
-)
-def test_8bit_greedy_text_is_the_originals(name: str, tmp_path: Path) -> None:
-    assert n_same_continuations(name, "8bit", tmp_path / "m.qsf") >= 8
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    hf = make_llama(folder / "hf", seed=3, attention_bias=True, mlp_bias=True)
+    convert(hf, folder / "plain.qsf", quant_type="4bit")
+    return folder / "plain.qsf"
 
 
-def test_tokenizer_gives_the_ids_of_transformers(tmp_path: Path) -> None:
-    golden = load_golden("tiny-llama")
-    convert(MODELS["tiny-llama"], tmp_path / "m.qsf")
-    with qsf.Model(tmp_path / "m.qsf", ram_budget=None) as model:
-        for prompt, ids in zip(golden.prompts, golden.prompt_ids, strict=True):
-            assert model.tokenize(prompt) == ids
+@pytest.mark.parametrize("kind", sorted(OUTLIERS_OF))
+def test_no_side_table_is_forgotten(plain: Path, kind: int, tmp_path: Path) -> None:
+    """Of each matrix alone: the exact path equals the reference, which differs from the plain."""
+    path = tmp_path / "m.qsf"
+    chosen = random_entries(9)
+    add_outliers(plain, path, lambda t: chosen(t) if t.type == kind else [])
+    want = forward(load_qsf(path), TOKENS).logits
+    without = forward(load_qsf(plain), TOKENS).logits
+    with qsf.Model(path, exact=True, ram_budget=None) as model:
+        assert_near(model.logits(TOKENS), want)
+    assert np.abs(want - without).max() > 1e-3 * np.abs(want).max()
+
+
+def test_the_plan_counts_what_is_copied(plain: Path, tmp_path: Path) -> None:
+    """Gate and up are in memory together; nothing is taken of a model without outlier tables."""
+    path = tmp_path / "m.qsf"
+    add_outliers(plain, path, random_entries(9))
+    with Reader(path) as r:
+        pair = [r.tensor(1, kind) for kind in (T.FFN_GATE_OUTLIERS, T.FFN_UP_OUTLIERS)]
+        taken = sum(-(-t.data_bytes // 64) * 64 for t in pair if t is not None)
+    scratch = [qsf.Model.plan(p, ram_budget=None).scratch_bytes for p in (path, plain)]
+    assert scratch[0] - scratch[1] == taken

@@ -4,11 +4,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
-import sys
-import tracemalloc
-from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +12,11 @@ import numpy as np
 import pytest
 
 import qsf
-from make.failing_calls import ERRORS, FailingCalls
 from make.kind_models import RECURRENT, VOCAB, write_model
 from make.mutants import session_mutant
+from make.recurrent_models import write_recurrent
 from qsf import errors
 from qsf.file.layout import Dtype
-from qsf.file.session_file import BLOCK_BYTES, SessionFile, SessionHead, write_session
 
 TOKENS = np.random.default_rng(8).integers(0, VOCAB, 200).tolist()
 MESSAGES: list[dict[str, Any]] = [
@@ -101,6 +95,7 @@ def test_another_model_type_or_context_is_refused(
         (tiny_llama_8bit, {"kv_type": "k8v4"}, "tiny-llama-8bit.qsf with k8v4"),
         (tiny_llama_8bit, {"kv_rotation": False}, "it goes on with the same file"),
         (tiny_llama_8bit, {"exact": True}, "it goes on with the same file"),
+        (tiny_llama_8bit, {"kv_policy": "window:32:20"}, "it goes on with the same file"),
         (tiny_llama_4bit, {}, "computed by tiny-llama-8bit.qsf"),
         (tiny_llama_8bit, {"max_seq_len": 39}, "max_seq_len=40"),
     ):
@@ -150,25 +145,13 @@ def test_each_length_is_found(session: qsf.Session, kept: Path, tmp_path: Path) 
             session.load(missing)
 
 
+@pytest.mark.parametrize("is_recurrent", [False, True])
 def test_hostile_files_give_typed_errors_or_text(
-    session: qsf.Session, kept: Path, tmp_path: Path
+    tiny_llama_8bit: Path, tmp_path: Path, is_recurrent: bool
 ) -> None:
-    data, path = kept.read_bytes(), tmp_path / "hostile"
-    n_loaded = 0
-    for seed in range(100):
-        path.write_bytes(session_mutant(data, seed))
-        try:
-            session.load(path)
-            n_loaded += 1
-            "".join(session.generate([*session.tokens, 5], max_tokens=2, seed=1))
-        except errors.QsfError:
-            continue
-    assert 10 < n_loaded < 90
-
-
-def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path) -> None:
-    path = tmp_path / "hostile"
-    model_path = write_model(tmp_path / "m.qsf", RECURRENT, dtype=Dtype.Q4)
+    path, model_path = tmp_path / "hostile", tiny_llama_8bit
+    if is_recurrent:
+        model_path = write_model(tmp_path / "m.qsf", RECURRENT, dtype=Dtype.Q4)
     with qsf.Model(model_path, ram_budget=None, max_seq_len=128) as model:
         model.logits(TOKENS[:100])
         model.session.save(path)
@@ -185,107 +168,36 @@ def test_hostile_states_of_mixers_give_typed_errors_or_text(tmp_path: Path) -> N
     assert 10 < n_loaded < 90
 
 
-# ---- writing ----
+# ---- states that cannot be cut: going back evaluates from a snapshot ----
 
 
-@pytest.mark.parametrize("name", ["pwrite", "fsync", "fchmod", "close"])
-@pytest.mark.parametrize("error", ERRORS)
-def test_every_call_may_fail(
-    kept: Path, model: qsf.Model, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException
-) -> None:
-    """The N-th call fails, for every N until the file is complete; the old file stays."""
-    before = kept.read_bytes()
-    calls = FailingCalls(monkeypatch, name, error)
-    numbers = calls.before_the_name(lambda: model.session.save(kept.with_name("count")))
-    kept.with_name("count").unlink()
-    assert numbers
-    model.session.messages.append({"role": "user", "content": "more"})
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else errors.QsfIOError
-    for number in numbers:
-        with pytest.raises(expected):
-            calls.during(lambda: model.session.save(kept), fail_at=number)
-        assert kept.read_bytes() == before
-        assert list(kept.parent.iterdir()) == [kept]
+def hold(session: qsf.Session, tokens: list[int]) -> Any:
+    """Evaluate what is new; return the last logits."""
+    return session.logits(tokens, first_row=len(tokens) - 1)[0]
 
 
-# Kills itself before the N-th of the calls that change something.
-_DYING = """
-import os, signal, sys
-from array import array
-from pathlib import Path
-from qsf.file.session_file import SessionHead, write_session
-n_left = int(sys.argv[2])
-def dying(name):
-    real = getattr(os, name)
-    def call(*args, **more):
-        global n_left
-        n_left -= 1
-        if n_left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **more)
-    setattr(os, name, call)
-for name in ("open", "pwrite", "fchmod", "fsync", "close", "replace", "rename"):
-    dying(name)
-head = SessionHead(key=b"k" * 32, tokens=array("I", [7] * 9), has_logits=False,
-                   state_bytes=3 << 20, messages=[], model="new")
-import zlib
-def block(offset, view):
-    view[:] = bytes([offset >> 20]) * len(view)
-    return zlib.crc32(view)
-write_session(Path(sys.argv[1]), head, block)
-"""
-
-
-def test_a_writer_may_be_killed_at_any_call(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    head = SessionHead(
-        key=b"k" * 32, tokens=array("I"), has_logits=False, state_bytes=0, model="old"
-    )
-    n_killed = 0
-    for n in range(100):
-        write_session(path, head, lambda *_: 0)
-        done = subprocess.run([sys.executable, "-c", _DYING, str(path), str(n)], check=False)
-        with SessionFile(path) as file:
-            file.check_blocks()
-            is_new = file.head.model == "new"
-        if done.returncode == 0:
-            assert is_new
-            break
-        assert done.returncode == -signal.SIGKILL
-        n_killed += 1
-    assert n_killed > 8
-    write_session(path, head, lambda *_: 0)
-    assert list(tmp_path.iterdir()) == [path]  # what the dead have left was removed
-
-
-def test_two_processes_that_write_one_file(tmp_path: Path) -> None:
-    path = tmp_path / "kept"
-    program = _DYING.replace(
-        "write_session(Path(sys.argv[1]), head, block)",
-        "for _ in range(15): write_session(Path(sys.argv[1]), head, block)",
-    )
-    writers = [
-        subprocess.Popen([sys.executable, "-c", program, str(path), "100000"]) for _ in range(2)
-    ]
-    n_read = 0
-    while any(writer.poll() is None for writer in writers):
-        if path.exists():
-            with SessionFile(path) as file:
-                file.check_blocks()
-            n_read += 1
-    assert [writer.returncode for writer in writers] == [0, 0]
-    assert n_read > 0
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
-    n_bytes = 40 << 20
-    head = SessionHead(key=b"k" * 32, tokens=array("I", [1]), has_logits=False, state_bytes=n_bytes)
-    tracemalloc.start()
-    try:
-        write_session(tmp_path / "large", head, lambda _, block: 0)
-        with SessionFile(tmp_path / "large") as file:
-            file.read_blocks(lambda *_: None)
-        assert tracemalloc.get_traced_memory()[1] < 3 * BLOCK_BYTES
-    finally:
-        tracemalloc.stop()
+# With f32 there is as much memory as takes a snapshot at every multiple of 32.
+@pytest.mark.parametrize(
+    ("case", "kv_type"),
+    [("lfm2", "f32"), ("kimi_linear", "f32"), ("falcon_h1-norm", "f32"), ("qwen3_5+mtp", "f32"),
+     ("qwen3_5", "4bit")],
+)  # fmt: skip
+def test_a_rewind_evaluates_from_the_last_snapshot(case: str, kv_type: str, tmp_path: Path) -> None:
+    tokens = [(1 + i * i) % 50 for i in range(150)]
+    path = write_recurrent(tmp_path, case=case)
+    how: dict[str, Any] = {"sessions": 4, "max_seq_len": 200, "kv_type": kv_type}
+    with qsf.Model(path, ram_budget=None, **how) as model:
+        for n_tokens in (31, 33, 64, 149) if kv_type == "f32" else (40,):
+            with model.create_session() as session, model.create_session() as fresh:
+                hold(session, tokens)
+                session.rewind(n_tokens)
+                assert session.engine_stats.n_again == 0
+                session._native.step(7)
+                n_again = session.engine_stats.n_again
+                if kv_type == "f32":
+                    assert n_again == n_tokens % 32
+                else:  # fewer snapshots
+                    assert n_tokens % 32 < n_again <= 40
+                want = hold(fresh, [*tokens[:n_tokens], 7, 8])
+                assert np.array_equal(hold(session, [*tokens[:n_tokens], 7, 8]), want)
+                assert session.engine_stats.n_again == n_again

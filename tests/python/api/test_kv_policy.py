@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Texts longer than memory: windows with pinned first tokens, and contexts that are begun anew."""
+"""Keys and values: types, windows, contexts begun anew or in a file, one pool for all sessions."""
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qsf
-from make.kind_models import LATENT, MIXED, ROUTED, VOCAB, write_model
-from make.streamed_models import least_options
+from make.kind_models import (
+    LATENT,
+    MIXED,
+    ROUTED,
+    VOCAB,
+    write_model,
+)
 from make.tiny_checkpoints import make_llama
 from qsf import errors
 from qsf.file.layout import Dtype
-from qsf.kv import KvPolicy, kv_type_name, parse_kv_policy, parse_kv_type
+from qsf.kv import KvPolicy, kv_type_name, parse_kv_policy, parse_kv_type, resident_tokens
 from qsf.native import binding
 from qsf_converter import convert
 
@@ -38,36 +46,6 @@ def written(folder: Path, name: str) -> Path:
     if not path.exists():
         write_model(path, MIXED if name == "mixed" else ROUTED, dtype=Dtype.Q4, seed=5)
     return path
-
-
-@pytest.mark.parametrize("kv_type", ["f16", "k8v4"])
-def test_the_bits_depend_on_nothing_else(folder: Path, kv_type: str) -> None:
-    """Not on the pages that the ring holds, which follow from chunk and context, nor on threads."""
-    path = written(folder, "mixed")
-    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "kv_type": kv_type}
-    with qsf.Model(path, max_seq_len=220, threads=1, **how) as model:
-        want = model.logits(TOKENS[:210])
-    with qsf.Model(path, max_seq_len=290, threads=3, sessions=2, **how) as model:
-        for n in range(0, 210, 7):
-            have = model.logits(TOKENS[: n + 7], first_row=n)
-            assert np.array_equal(have, want[n : n + 7])
-    least = least_options(path, max_seq_len=220, kv_policy=POLICY, kv_type=kv_type)
-    with qsf.Model(path, **least) as model:
-        assert np.array_equal(model.logits(TOKENS[:210]), want)
-
-
-def test_memory_does_not_grow_with_the_context(tiny_llama_8bit: Path) -> None:
-    def kv_bytes(ctx: int, policy: str) -> int:
-        plan = qsf.Model.plan(
-            tiny_llama_8bit, ram_budget=None, max_seq_len=ctx, kv_policy=policy, draft="off"
-        )
-        return plan.kv_pool_bytes
-
-    page = kv_bytes(32, "none")
-    assert kv_bytes(512, "none") > 15 * page
-    # Pinned pages, the window's and a chunk's (256), and one that both ends touch.
-    assert kv_bytes(512, "window:32:33") < 12.5 * page
-    assert kv_bytes(512, "window:32:33") == kv_bytes(480, "window:32:33")
 
 
 # ---- windows of the model's own ----
@@ -95,67 +73,21 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
     assert abs(have - (pages[1] - pages[0]) * page_bytes - more_tokens) < 4096
 
 
-def test_what_a_ring_gave_up_is_evaluated_again(folder: Path) -> None:
-    path = written(folder, "mixed")
-    with qsf.Model(path, ram_budget=None, max_seq_len=400, sessions=2) as model:
-        want = model.logits(TOKENS[:20], first_row=19)
-        short = model.logits([*TOKENS[:390], 7], first_row=390)
-        model.logits(TOKENS)
-        with pytest.raises(errors.QsfArgumentError, match="layers with a window hold only the"):
-            model.session.rewind(20)
-        assert model.session.tokens == TOKENS
-        assert np.array_equal(model.logits([*TOKENS[:390], 7], first_row=390), short)
-        assert np.array_equal(model.logits(TOKENS[:20], first_row=19), want)
-        assert model.session.tokens == TOKENS[:20]
-
-
 # ---- the window: sessions ----
 
 
-def test_going_back_to_what_was_dropped(folder: Path) -> None:
-    with qsf.Model(
-        written(folder, "mixed"), ram_budget=None, max_seq_len=400, kv_policy=POLICY
-    ) as model:
+@pytest.mark.parametrize("policy", ["none", POLICY])  # windows of the model's own, and of all
+def test_going_back_to_what_was_dropped(folder: Path, policy: str) -> None:
+    path = written(folder, "mixed")
+    with qsf.Model(path, ram_budget=None, max_seq_len=400, kv_policy=policy) as model:
         want = model.logits([*TOKENS[:100], 7])
+        short = model.logits([*TOKENS[:390], 7], first_row=390)
         model.logits(TOKENS)
-        model.session.rewind(len(TOKENS) - 1)
-        with pytest.raises(errors.QsfArgumentError, match="hold only the last"):
-            model.session.rewind(100)
+        with pytest.raises(errors.QsfArgumentError, match="window hold only the last"):
+            model.session.rewind(20)
+        assert model.session.tokens == TOKENS
+        assert np.array_equal(model.logits([*TOKENS[:390], 7], first_row=390), short)
         assert np.array_equal(model.logits([*TOKENS[:100], 7]), want)
-
-
-def test_forks_and_files_go_on_with_the_same_bits(folder: Path, tmp_path: Path) -> None:
-    path, file = written(folder, "mixed"), tmp_path / "kept"
-    how: dict[str, Any] = {"ram_budget": None, "kv_policy": POLICY, "sessions": 2}
-    with qsf.Model(path, max_seq_len=220, **how) as model:
-        model.logits(TOKENS[:150])
-        model.session.save(file)
-        with model.session.fork() as fork:
-            want = fork.logits(TOKENS[:200], first_row=150)
-            assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
-            evaluated = model.session_stats.prompt_tokens, fork.engine_stats.prompt_tokens
-            assert evaluated == (200, 50)
-    with qsf.Model(path, max_seq_len=290, **how) as model:  # a ring of another size
-        model.session.load(file)
-        assert np.array_equal(model.logits(TOKENS[:200], first_row=150), want)
-        assert model.session_stats.prompt_tokens == 50
-    for other in ("none", f"window:{WINDOW}:{PINNED + 1}", f"window:{WINDOW + 1}:{PINNED}"):
-        with (
-            qsf.Model(path, max_seq_len=220, **{**how, "kv_policy": other}) as model,
-            pytest.raises(errors.QsfArgumentError, match="goes on with"),
-        ):
-            model.session.load(file)
-
-
-def test_drafts_change_no_token(tiny_llama_8bit: Path) -> None:
-    texts = []
-    for draft in ("off", "auto"):
-        with qsf.Model(
-            tiny_llama_8bit, ram_budget=None, kv_policy="window:40:8", draft=draft
-        ) as model:
-            text = "".join(model.generate("Tom saw a red ball. " * 9, max_tokens=150, **GREEDY))
-            texts.append((text, model.stats and model.stats.token_ids))
-    assert texts[0] == texts[1]
 
 
 # ---- a context that is full ----
@@ -189,14 +121,6 @@ def test_the_middle_is_forgotten(tiny_llama_8bit: Path, policy: str) -> None:
         assert len(model.session.tokens) <= n_ctx
 
 
-def test_without_a_policy_the_text_ends(tiny_llama_8bit: Path) -> None:
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=96) as model:
-        for _ in model.generate([0, *range(100, 190)], max_tokens=200, **GREEDY):
-            pass
-        assert model.stats is not None
-        assert (model.stats.stop_reason, model.stats.n_shortened) == ("context", 0)
-
-
 @given(st.integers(0, 60), st.integers(0, 200), st.integers(1, 200), st.integers(0, 3))
 def test_what_stays_fits_and_is_begin_and_end(
     pinned: int, window: int, n_more: int, n_over: int
@@ -215,21 +139,20 @@ def test_what_stays_fits_and_is_begin_and_end(
 # ---- what is asked for ----
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["", "window", "window:", "window:31", "window:-5", "window:64:", "recompute:x", "h2o:9"],
-)
-def test_other_names_are_refused(tiny_llama_8bit: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a policy|is too small"):
-        parse_kv_policy(name)
-    with pytest.raises(errors.QsfArgumentError, match="kv_policy must be"):
-        qsf.Model(tiny_llama_8bit, kv_policy=name)
-
-
-def test_what_a_name_says() -> None:
-    assert parse_kv_policy("none") is None
+def test_names_of_policies_and_types() -> None:
+    assert parse_kv_policy("none") is parse_kv_policy("disk") is parse_kv_policy("disk:64") is None
+    assert [resident_tokens(name) for name in ("disk", "disk:64", "none")] == [0, 64, None]
     assert parse_kv_policy("window:64") == KvPolicy("window:64", 64, 256)
     assert parse_kv_policy("recompute:0") == KvPolicy("recompute:0", 0, 0)
+    for name in ("", "window", "window:", "window:31", "window:-5", "window:64:", "recompute:x",
+                 "h2o:9", "disk:", "disk:x", "disk:1:2"):  # fmt: skip
+        with pytest.raises(ValueError, match=r"is not a policy|is too small"):
+            parse_kv_policy(name)
+    for name in ("f32", "f16", "8bit", "4bit", "2bit", "k8v4", "k4v2", "k16v8"):
+        assert kv_type_name(*parse_kv_type(name)) == name
+    for name in ("", "3bit", "k8", "k8v3", "K8V4", "k8v4 ", "16"):
+        with pytest.raises(ValueError, match="is not a type of KV cache"):
+            parse_kv_type(name)
 
 
 @pytest.mark.parametrize("policy", ["window:400:112", "recompute:511", "window:4000"])
@@ -314,29 +237,136 @@ def test_types_that_cannot_be(long_llama: Path, tmp_path: Path) -> None:
     with pytest.raises(errors.QsfArgumentError, match="exact arithmetic needs 32 bits"):
         qsf.Model(long_llama, exact=True, kv_type="4bit")
     convert(make_llama(tmp_path / "hf", head_dim=10), tmp_path / "m.qsf")
-    assert not qsf.Model.plan(tmp_path / "m.qsf", ram_budget=None).kv_is_rotated
+    plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=None)
+    assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, False)
     with pytest.raises(errors.QsfArgumentError, match="heads of 10 dimensions cannot be rotated"):
         qsf.Model(tmp_path / "m.qsf", ram_budget=None, kv_rotation=True)
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "is_rotated"), [(8, False), (10, False), (16, True), (80, True)]
-)
-def test_the_default_has_8_bits(tmp_path: Path, head_dim: int, is_rotated: bool) -> None:
-    """Whatever the budget: the least plan has the same types as the largest."""
-    convert(make_llama(tmp_path / "hf", head_dim=head_dim), tmp_path / "m.qsf")
-    for ram_budget in (None, 1):
-        plan = qsf.Model.plan(tmp_path / "m.qsf", ram_budget=ram_budget)
-        assert (plan.kv_k_bits, plan.kv_v_bits, plan.kv_is_rotated) == (8, 8, is_rotated)
-    assert not plan.is_enough
+# ---- keys and values in a file ----
 
 
-@pytest.mark.parametrize("name", ["f32", "f16", "8bit", "4bit", "2bit", "k8v4", "k4v2", "k16v8"])
-def test_names_of_types(name: str) -> None:
-    assert kv_type_name(*parse_kv_type(name)) == name
+@pytest.fixture
+def on_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, tiny_llama_8bit: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    try:
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32").close()
+    except errors.QsfArgumentError as error:
+        if "lies in memory" in str(error):
+            pytest.skip(str(error))
+        raise
 
 
-@pytest.mark.parametrize("name", ["", "3bit", "k8", "k8v3", "K8V4", "k8v4 ", "16"])
-def test_names_of_no_types(name: str) -> None:
-    with pytest.raises(ValueError, match="is not a type of KV cache"):
-        parse_kv_type(name)
+@pytest.mark.usefixtures("on_a_disk")
+def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> None:
+    """Where a context would be shortened, and down to less than any plan has without a file."""
+    how: dict[str, Any] = {"sessions": 200, "max_seq_len": 512, "threads": 1}
+    least = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, **how, kv_policy="disk")
+    none = qsf.Model.plan(tiny_llama_8bit, ram_budget=1, **how)
+    assert (none.ctx_tokens, least.ctx_tokens) == (512, 512)
+    assert least.kv_resident_tokens == 256
+    assert least.min_budget_bytes < none.min_budget_bytes - 0.3 * none.kv_pool_bytes
+    budget = -(-none.min_budget_bytes // 2**20) - 8
+    fits = qsf.Model.plan(tiny_llama_8bit, ram_budget=budget, **how, kv_policy="disk")
+    assert fits.is_enough
+    assert 256 <= fits.kv_resident_tokens < 512
+    assert fits.process_bytes + fits.reserve_bytes + fits.engine_bytes <= budget * 2**20
+
+
+# ---- a disk that has no room ----
+
+
+@pytest.mark.usefixtures("on_a_disk")
+def test_a_full_disk_leaves_the_session_as_it_was(folder: Path) -> None:
+    """The limit of a file's size fails as a full disk does: in the middle of a write."""
+    path = written(folder, "mixed")
+    with qsf.Model(path, ram_budget=None, max_seq_len=390, draft="off") as model:
+        want = model.logits(TOKENS[:390])
+    with qsf.Model(
+        path, ram_budget=None, max_seq_len=390, kv_policy="disk:1", draft="off"
+    ) as model:
+        n_chunk = model.info.plan.chunk_tokens
+        model.logits(TOKENS[:n_chunk], first_row=0)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3000, before[1]))
+        try:
+            with pytest.raises(errors.QsfIOError, match=r"keys and values in .*File too large"):
+                model.logits(TOKENS[:390])
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        held = len(model.session.tokens)
+        assert held >= n_chunk
+        assert np.array_equal(model.logits(TOKENS[:390], first_row=held), want[held:])
+
+
+@pytest.mark.usefixtures("on_a_disk")
+def test_a_folder_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama_8bit: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(errors.QsfIOError, match=r"cannot create a file in .*none"):
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32")
+    qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk").close()  # needs no file
+    with pytest.raises(errors.QsfArgumentError, match="kv_contexts must be 0"):
+        qsf.Model(tiny_llama_8bit, ram_budget=None, kv_policy="disk:32", sessions=2, kv_contexts=1)
+
+
+# ---- one pool for all sessions; any order of operations: check_kv_pool.c, test_same_bits.py ----
+
+
+N_VOCAB = 16  # tokens that are used
+CTX_TOKENS = 96  # three blocks
+N_SESSIONS = 4
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
+    """A pool of six blocks for four sessions."""
+    with opened(tiny_llama_8bit) as model:
+        yield model
+
+
+def opened(path: Path) -> qsf.Model:
+    return qsf.Model(
+        path, ram_budget=None, sessions=N_SESSIONS, max_seq_len=CTX_TOKENS, kv_contexts=2
+    )
+
+
+def hold(session: qsf.Session, tokens: list[int]) -> Any:
+    """Evaluate what is new; return the last logits."""
+    return session.logits(tokens, first_row=len(tokens) - 1)[0]
+
+
+def tokens_of(n: int, first: int = 1) -> list[int]:
+    return [(first + i * i) % N_VOCAB for i in range(n)]
+
+
+def test_a_full_pool_is_an_error_that_changes_nothing(model: qsf.Model) -> None:
+    with contextlib.ExitStack() as stack:
+        first, second, third = (
+            stack.enter_context(model.create_session()) for _ in range(N_SESSIONS - 1)
+        )
+        want = hold(model.session, tokens_of(CTX_TOKENS))
+        hold(first, tokens_of(64, 2))
+        hold(second, tokens_of(32, 3))
+        with pytest.raises(errors.QsfMemoryError, match=r"192 positions is full.* 6 blocks"):
+            hold(third, [1])
+        with pytest.raises(errors.QsfMemoryError, match="for position 32"):
+            hold(second, tokens_of(33, 3))
+        assert second.tokens == tokens_of(32, 3)
+        assert third.tokens == []
+        model.session.rewind(65)  # two blocks and a token: nothing is given back
+        with pytest.raises(errors.QsfMemoryError):
+            hold(third, [1])
+        model.session.rewind(64)
+        got = hold(third, [1])
+        third.close()
+        model.session.rewind(0)
+        assert np.array_equal(hold(model.session, [1]), got)
+        first.close()
+        assert np.array_equal(hold(model.session, tokens_of(CTX_TOKENS)), want)
+
+
+def test_contexts_are_at_most_as_many_as_sessions(tiny_llama_8bit: Path) -> None:
+    with pytest.raises(errors.QsfArgumentError, match=r"kv_contexts is 3.* 2"):
+        qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2, kv_contexts=3)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from hypothesis import strategies as st
 
 import qsf
 from make.qsf_files import write_tiny
-from qsf.cli.run import main as cli
-from qsf.options import GenerationOptions, ModelOptions, described
+from qsf.options import GenerationOptions, described
 from qsf.shell import command
 from qsf.text.parts import require_tokenizer
 
@@ -37,6 +35,8 @@ OF_GENERATE: dict[str, list[Any]] = {
     "top_k": [0.5],
     "begins_text": ["yes"],
     "progress": [5],
+    "top_logprobs": [-1, 101],
+    "on_token": [5],
     "prompt": [5, None, [], [1.5], [-1], [10**12], [10**6], b"Once", [1] * 65],
 }
 OF_MODELS: dict[str, list[Any]] = {
@@ -80,6 +80,7 @@ def test_tokens_and_texts_name_the_argument(model: qsf.Model) -> None:
         ("ids", model.detokenize, [[10**12], [-1], ["a"], "text", 5, None]),
         ("text", model.tokenize, [5, None, b"x", [1]]),
         ("tokens", model.logits, [[], [10**12], [10**6], "text", 5, [1] * 65]),
+        ("n_tokens", model.session.rewind, [-1, 10**6, 1.5, "2", True]),
         ("messages", model.chat_tokens, [5, [5], [{"content": "x"}], b"x"]),
         ("first_row", lambda v: model.logits([1], first_row=v), ["a", -1, 1.5, 1, None, True]),
         (
@@ -143,38 +144,6 @@ def test_any_arguments_of_generate_give_text_or_a_typed_error(
             assert isinstance(piece, str)
         pieces.close()  # type: ignore[attr-defined]
     model.session.messages.clear()
-
-
-@given(
-    options=st.dictionaries(
-        st.sampled_from([option.name for option in described(ModelOptions)]), ODD, max_size=3
-    )
-)
-def test_any_options_of_a_model_are_taken_or_refused_by_name(options: dict[str, Any]) -> None:
-    try:
-        taken = ModelOptions(**options)
-    except qsf.QsfError as error:
-        check_error(error)
-        assert str(error).split()[0] == error.argument  # noqa: PT017
-        return
-    assert taken == replace(ModelOptions(), **options)
-
-
-@given(value=ODD, other=ODD)
-def test_any_tokens_are_taken_or_refused(model: qsf.Model, value: Any, other: Any) -> None:
-    uses: list[Callable[[], Any]] = [
-        lambda: model.detokenize(value),
-        lambda: model.tokenize(value),
-        lambda: model.chat_tokens(value),
-        lambda: model.logits(value, first_row=other),
-        lambda: model.logits([1, 2], out=value),
-        lambda: model.session.rewind(value),
-    ]
-    for use in uses:
-        try:
-            use()
-        except qsf.QsfError as error:
-            check_error(error)
 
 
 def test_commands_show_the_argument_as_their_option() -> None:
@@ -249,10 +218,3 @@ def test_what_errors_quote_is_cut_at_80_characters(quote: str, n_chars: int) -> 
     most = value if n_chars <= 80 else "x" * 77 + "..."
     assert str(error) == f"{rest}{quote}{most}{quote} is not 'a-' of {rest}'b'"
     assert str(error.located("/p")) == f"/p: {error}"
-
-
-def test_a_long_value_gives_a_short_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["x.qsf", "--kv-type", "k" * 9000]) == 2
-    error = capsys.readouterr().err
-    assert "k" * 77 + "...'" in error
-    assert len(error) < 400

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,34 +37,6 @@ def mask_of(n_vocab: int, *allowed: int) -> bytes:
     for token in allowed:
         words[token // 32] |= 1 << token % 32
     return words.tobytes()
-
-
-def test_together_is_the_text_of_each_alone(model: qsf.Model, sessions: list[qsf.Session]) -> None:
-    prompts = ["Once upon a time", "The old man", "She"]
-    params = model.sampling_params(temperature=0.8, repetition_penalty=1.1)
-    alone = []
-    for i, prompt in enumerate(prompts):
-        chosen: list[qsf.ChosenToken] = []
-        list(model.generate(prompt, temperature=0.8, repetition_penalty=1.1, seed=i, max_tokens=9,
-                            on_token=chosen.append, top_logprobs=2))  # fmt: skip
-        alone.append([(token.id, token.logprob, token.top) for token in chosen])
-    tokens = [array("I", model.tokenize(prompt)) for prompt in prompts]
-    samplers = [Sampler(params, seed) for seed in range(3)]
-    have: list[list[tuple[int, float | None, tuple[tuple[int, float], ...]]]] = [[], [], []]
-    new: list[Sequence[int]] = list(tokens)
-    for _ in range(9):
-        items = [PassItem(*pair) for pair in zip(sessions, new, strict=True)]
-        report = model.run_pass(items)
-        assert report.n_rows == 3
-        each = zip(sessions, samplers, tokens, strict=True)
-        choices = [Choice(*parts, top_logprobs=2) for parts in each]
-        for i, result in enumerate(model.choose(choices)):
-            assert isinstance(result, Chosen)
-            have[i].append((result.token, result.logprob, result.top))
-            new[i] = [result.token]
-        tokens = [array("I", [*t, *n]) for t, n in zip(tokens, new, strict=True)]
-    assert [answer[: len(want)] for answer, want in zip(have, alone, strict=True)] == alone
-    assert [s.tokens for s in sessions] == [t[:-1].tolist() for t in tokens]
 
 
 def test_all_rows_are_those_of_logits(model: qsf.Model, sessions: list[qsf.Session]) -> None:
@@ -147,28 +118,3 @@ def test_a_wrong_item_evaluates_nothing(
     items = [PassItem(sessions[0], array("I", [1]))] * 2
     with pytest.raises(QsfArgumentError, match="same session"):
         run_pass(model._opened.native, [sessions[0]._native] * 2, items)
-
-
-def test_a_cancelled_session_stays_as_it_was(model: qsf.Model, sessions: list[qsf.Session]) -> None:
-    """What comes between two passes is too late; what comes during one ends its own item."""
-    sessions[0].cancel()
-    sessions[0]._native.cancel()  # as if it came at the very end of a pass
-    first = PassItem(sessions[0], [1, 2])
-    model.run_pass([first, PassItem(sessions[1], [3])])
-    assert not first.is_cancelled
-    assert sessions[0].tokens == [1, 2]
-    ended = 0
-    for _ in range(200):
-        item, other = PassItem(sessions[0], [5] * 60), PassItem(sessions[1], [6])
-        thread = threading.Timer(0.0005, sessions[0].cancel)
-        thread.start()
-        model.run_pass([item, other])
-        thread.join()
-        ended += item.is_cancelled
-        assert not other.is_cancelled
-        assert sessions[0].tokens == [1, 2] + ([] if item.is_cancelled else [5] * 60)
-        sessions[0].rewind(2)
-        sessions[1].rewind(1)
-        if ended:
-            break
-    assert ended

@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-import shutil
 import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,16 +61,6 @@ def test_all_names_exist_and_are_few() -> None:
 def test_importing_the_package_imports_nothing_heavy() -> None:
     heavy = ("numpy", "tokenizers", "jinja2", "_cffi_backend", "qsf.model", "typing_extensions")
     code = f"import qsf, sys; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_generating_does_not_import_numpy(tiny_llama_8bit: Path) -> None:
-    code = (
-        "import qsf, sys\n"
-        f"with qsf.Model({str(tiny_llama_8bit)!r}) as m: list(m.generate('Once', max_tokens=2))\n"
-        "print([name for name in ('numpy', 'lz4', 'typer') if name in sys.modules])"
-    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -151,25 +141,18 @@ def test_two_generations_may_alternate(model: qsf.Model) -> None:
     assert together == alone
 
 
-def test_a_generation_that_is_abandoned_leaves_the_model_usable(model: qsf.Model) -> None:
-    whole = text(model, temperature=0, max_tokens=15)
-    run = model.generate(PROMPT, temperature=0)
-    next(run)
-    run.close()  # type: ignore[attr-defined]
-    assert last_stats(model).stop_reason == "abandoned"
-    assert text(model, temperature=0, max_tokens=15) == whole
-
-
-def test_cancel_ends_a_generation_from_another_thread(model: qsf.Model) -> None:
+def test_cancel_ends_every_generation_from_another_thread(model: qsf.Model) -> None:
     model.cancel()  # nothing runs: no effect on what comes
-    run = model.generate(PROMPT, temperature=0, max_tokens=400)
-    pieces = [next(run)]
+    runs = [model.generate(PROMPT, temperature=0, max_tokens=400) for _ in range(2)]
+    for run in runs:
+        next(run)
     thread = threading.Thread(target=model.cancel)
     thread.start()
     thread.join()
-    pieces += list(run)
-    assert last_stats(model).stop_reason == "cancelled"
-    assert last_stats(model).generated_tokens < 400
+    for run in runs:
+        assert len("".join(run)) < 20
+        assert last_stats(model).stop_reason == "cancelled"
+        assert last_stats(model).generated_tokens < 400
     assert text(model, temperature=0, max_tokens=5)
 
 
@@ -210,11 +193,6 @@ def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
             model.logits(bad)
 
 
-def test_a_chat_prompt_without_a_template_is_the_text(model: qsf.Model) -> None:
-    assert model.chat_template.is_plain
-    assert model.chat_tokens([{"role": "user", "content": PROMPT}]) == model.tokenize(PROMPT)
-
-
 def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: Path) -> None:
     with qsf.Model(tiny_chat_8bit, **ANY_BUDGET) as model:
         assert model.generation_defaults == qsf.SamplingParams(temperature=0.25, top_k=3)
@@ -248,29 +226,6 @@ def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> No
             model.generate([1])
 
 
-def test_files_that_are_no_models(tmp_path: Path, tiny_llama_8bit: Path) -> None:
-    with pytest.raises(OSError, match=r"absent\.qsf"):
-        qsf.Model(tmp_path / "absent.qsf")
-    with pytest.raises(errors.QsfError):
-        qsf.Model(tmp_path)
-    damaged = tmp_path / "damaged.qsf"
-    shutil.copy(tiny_llama_8bit, damaged)
-    with damaged.open("r+b") as file:
-        file.truncate(damaged.stat().st_size - 1)
-    with pytest.raises(errors.QsfFormatError):
-        qsf.Model(damaged)
-
-
-def test_a_cancel_ends_every_running_generation(model: qsf.Model) -> None:
-    runs = [model.generate(PROMPT, temperature=0, max_tokens=100) for _ in range(2)]
-    for run in runs:
-        next(run)
-    model.cancel()
-    for run in runs:
-        assert len("".join(run)) < 20
-        assert last_stats(model).stop_reason == "cancelled"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")
 def test_pinned_threads_change_neither_text_nor_caller(
     model: qsf.Model, tiny_llama_8bit: Path
@@ -285,21 +240,6 @@ def test_pinned_threads_change_neither_text_nor_caller(
         assert os.sched_getaffinity(0) == allowed
     with pytest.raises(errors.QsfArgumentError, match="cannot be pinned"):
         qsf.Model(tiny_llama_8bit, threads=len(allowed) + 1, **options)
-
-
-def test_progress_counts_the_tokens_of_a_long_prompt(model: qsf.Model) -> None:
-    seen: list[tuple[int, int]] = []
-    ids = model.tokenize("one two " * 150)  # more than a chunk
-    model.logits([ids[0]])  # forget what is held
-    list(model.generate(ids, max_tokens=3, progress=lambda done, n: seen.append((done, n))))
-    assert len(seen) > 1
-    assert seen == sorted(seen)
-    assert seen[-1] == (len(ids), len(ids))
-
-
-def test_a_budget_that_would_do_is_said_in_mb(tiny_llama_8bit: Path) -> None:
-    with pytest.raises(qsf.QsfError, match=r"does not fit in 5.0 MB.*set ram_budget=\d+"):
-        qsf.Model(tiny_llama_8bit, ram_budget=5)
 
 
 def test_a_broken_chat_template_hinders_only_chat(tmp_path: Path, tiny_llama_8bit: Path) -> None:
@@ -347,3 +287,221 @@ def test_who_chose_the_way_of_reading_is_told(
         assert model.io_origin == "found by a probe"
     with qsf.Model(tiny_llama_8bit, ram_budget=None, io="buffered") as model:
         assert model.io_origin == "as asked"
+
+
+# ---- what programs build upon: conversations, log-probabilities, asyncio, names ----
+
+
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+HISTORY = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello."},
+    {"role": "user", "content": "Who are you?"},
+]
+
+
+@pytest.fixture(scope="module")
+def chatter(tiny_chat_8bit: Path) -> Iterator[qsf.Model]:
+    with qsf.Model(tiny_chat_8bit, ram_budget=None, sessions=3) as opened:
+        yield opened
+
+
+async def joined(pieces: AsyncIterator[str]) -> str:
+    return "".join([piece async for piece in pieces])
+
+
+# ---- chat ----
+
+
+def test_a_model_answers_a_whole_conversation(chatter: qsf.Model) -> None:
+    answer = "".join(chatter.chat(HISTORY, **GREEDY))
+    assert answer == "".join(
+        chatter.generate(chatter.chat_tokens(HISTORY), begins_text=True, **GREEDY)
+    )
+    with chatter.create_session() as session:
+        session.messages[:] = HISTORY[:2]
+        assert "".join(session.chat("Who are you?", **GREEDY)) == answer
+    longer = [*HISTORY, {"role": "assistant", "content": answer}, HISTORY[0]]
+    "".join(chatter.chat(longer, **GREEDY))
+    assert chatter.stats is not None
+    assert chatter.stats.evaluated_tokens < chatter.stats.prompt_tokens / 2
+    assert "".join(chatter.chat(HISTORY, **GREEDY)) == answer  # nothing was remembered
+
+
+def test_content_may_be_parts_with_text(chatter: qsf.Model) -> None:
+    parts = [{"type": "text", "text": "Who"}, {"type": "text", "text": "are you?"}]
+    in_parts = [{"role": "user", "content": parts}]
+    assert chatter.chat_tokens(in_parts) == chatter.chat_tokens("Who\nare you?")
+    assert chatter.chat_tokens([{"role": "user", "content": ["Hi"]}]) == chatter.chat_tokens("Hi")
+
+
+# ---- log-probabilities ----
+
+
+def expected_logprobs(chatter: qsf.Model, tokens: list[int], first: int) -> np.ndarray[Any, Any]:
+    """The log-softmax of the logits before each token from ``first`` on, [n, n_vocab] in f64."""
+    logits = chatter.logits(tokens[:-1], first_row=first - 1).astype(np.float64)
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    result: np.ndarray[Any, Any] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    return result
+
+
+@pytest.mark.parametrize("options", [GREEDY, {"temperature": 1.5, "seed": 7, "max_tokens": 12}])
+def test_logprobs_are_those_of_the_logits(chatter: qsf.Model, options: dict[str, Any]) -> None:
+    chosen: list[qsf.ChosenToken] = []
+    text = "".join(chatter.generate(PROMPT, on_token=chosen.append, top_logprobs=5, **options))
+    assert text == "".join(chatter.generate(PROMPT, **options))
+    prompt = chatter.tokenize(PROMPT)
+    assert chatter.detokenize([token.id for token in chosen]) == text.lstrip() or len(chosen) == 12
+    rows = expected_logprobs(chatter, [*prompt, *(token.id for token in chosen)], len(prompt))
+    assert len(rows) == len(chosen) == 12
+    for row, token in zip(rows, chosen, strict=True):
+        assert token.logprob == pytest.approx(row[token.id], abs=2e-5)
+        best = np.lexsort((np.arange(len(row)), -row))[:5]
+        assert [id_ for id_, _ in token.top] == best.tolist()
+        assert [logprob for _, logprob in token.top] == pytest.approx(row[best], abs=2e-5)
+        if options["temperature"] == 0:
+            assert (token.id, token.logprob) == token.top[0]
+
+
+def test_the_end_of_a_text_is_told_and_on_token_may_use_the_model(chatter: qsf.Model) -> None:
+    chosen: list[int] = []
+
+    def use(token: qsf.ChosenToken) -> None:
+        assert token.top == ()
+        chosen.append(token.id)
+        chatter.logits([1, 2, 3])
+
+    expected = "".join(chatter.generate(PROMPT, temperature=0, max_tokens=8))
+    assert "".join(chatter.generate(PROMPT, temperature=0, max_tokens=8, on_token=use)) == expected
+    assert len(chosen) == 8
+
+
+# ---- asyncio ----
+
+
+def test_async_variants_give_the_same_text(chatter: qsf.Model) -> None:
+    async def both() -> list[str]:
+        with chatter.create_session() as session:
+            answers = list(
+                await asyncio.gather(
+                    joined(chatter.agenerate(PROMPT, **GREEDY)),
+                    joined(session.agenerate("The old man", **GREEDY)),
+                )
+            )
+            answers.append(await joined(chatter.achat(HISTORY, **GREEDY)))
+            session.messages[:] = HISTORY[:2]
+            answers.append(await joined(session.achat("Who are you?", **GREEDY)))
+            return [*answers, session.messages[-1]["content"]]
+
+    answer = "".join(chatter.chat(HISTORY, **GREEDY))
+    assert asyncio.run(both()) == [
+        "".join(chatter.generate(PROMPT, **GREEDY)),
+        "".join(chatter.generate("The old man", **GREEDY)),
+        answer,
+        answer,
+        answer,
+    ]
+
+
+def test_other_tasks_run_meanwhile(chatter: qsf.Model) -> None:
+    async def count() -> int:
+        n_turns = 0
+        done = asyncio.ensure_future(joined(chatter.agenerate(PROMPT, **GREEDY)))
+        while not done.done():
+            n_turns += 1
+            await asyncio.sleep(0)
+        assert len(await done) > 10
+        return n_turns
+
+    assert asyncio.run(count()) > 12  # more than one for each token
+
+
+def test_a_cancelled_task_ends_its_own_generation_only(chatter: qsf.Model) -> None:
+    async def first_then_cancelled(begun: asyncio.Event) -> None:
+        async for _ in chatter.agenerate(PROMPT, temperature=0, max_tokens=10**6):
+            begun.set()
+
+    async def both() -> str:
+        begun = asyncio.Event()
+        endless = asyncio.ensure_future(first_then_cancelled(begun))
+        await begun.wait()
+        other = asyncio.ensure_future(joined(chatter.agenerate("The old man", **GREEDY)))
+        await asyncio.sleep(0.001)
+        endless.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await endless
+        assert chatter.stats is not None
+        assert chatter.stats.stop_reason in ("cancelled", "length", "abandoned")
+        return await other
+
+    assert asyncio.run(both()) == "".join(chatter.generate("The old man", **GREEDY))
+
+
+def test_async_variants_raise_at_once_and_while_running(chatter: qsf.Model) -> None:
+    with pytest.raises(qsf.QsfArgumentError, match="max_tokens"):
+        chatter.agenerate(PROMPT, max_tokens=-1)
+    with pytest.raises(qsf.QsfArgumentError, match="role"):
+        chatter.achat([{"content": "Hi"}])
+
+    def fail(_token: qsf.ChosenToken) -> None:
+        raise RuntimeError("from a callback")
+
+    with pytest.raises(RuntimeError, match="from a callback"):
+        asyncio.run(joined(chatter.agenerate(PROMPT, on_token=fail)))
+
+
+# ---- names ----
+
+
+def test_models_and_sessions_say_what_they_are(tiny_chat_8bit: Path) -> None:
+    with qsf.Model(tiny_chat_8bit, ram_budget=None) as chatter:
+        assert f"{str(tiny_chat_8bit)!r}: llama, 8bit, " in repr(chatter)
+        assert repr(chatter.session).startswith("<qsf.Session: context ")
+        assert "closed" not in repr(chatter) + repr(chatter.session)
+        session = chatter.session
+    assert "closed" in repr(chatter)
+    assert "closed" in repr(session)
+
+
+def test_every_error_is_a_name_of_qsf() -> None:
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, qsf.QsfError)
+    }
+    assert len(kinds) >= 10
+    assert kinds <= set(qsf.__all__)
+    assert all(getattr(qsf, name) is getattr(errors, name) for name in kinds)
+
+
+def test_what_the_package_takes_from_others_comes_with_its_first_use() -> None:
+    code = (
+        "import sys, qsf\n"
+        "qsf.Model\n"
+        "assert not any(name.startswith('qsf_converter') for name in sys.modules)\n"
+        "import qsf_converter\n"
+        "assert qsf.convert is qsf_converter.convert\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_from_pretrained_takes_any_name(
+    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What a name means, and that a conversion is kept: tests/python/find."""
+    asked: list[str] = []
+
+    def find(name: str, **_: Any) -> Path:
+        asked.append(str(name))
+        return tiny_llama_8bit
+
+    with monkeypatch.context() as patch:
+        patch.setattr("qsf.find.prepare.find_model", find)
+        with qsf.Model.from_pretrained("org/name:8bit", ram_budget=None) as chatter:
+            assert chatter.info.quant_type == "8bit"
+    assert asked == ["org/name:8bit"]
+    with pytest.raises(qsf.QsfArgumentError, match="ram_budget"):
+        qsf.Model.from_pretrained("nothing.qsf", ram_budget=-1)
+    with pytest.raises(qsf.QsfError, match=r"nothing\.qsf"):
+        qsf.Model.from_pretrained(tmp_path / "nothing.qsf")

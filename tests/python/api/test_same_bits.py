@@ -130,29 +130,17 @@ def test_threads_pieces_and_memory(
     assert np.array_equal(all_logits(path, **how), want)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_without_logits_and_beginnings(made: Callable[[str], Path], kind: str) -> None:
-    """Layers behind the last that stores something run for the rows whose logits are asked."""
-    tokens = TOKENS.tolist()
-    with qsf.Model(made(kind), ram_budget=None, sessions=2, max_seq_len=200) as model:
-        whole = model.logits(tokens)
-        for n in (1, 6, 33, 64, 97):
-            assert np.array_equal(whole[:n], model.logits(tokens[:n]))
-            with model.create_session() as session:
-                assert np.array_equal(session.logits(tokens[:n], first_row=n - 1)[0], whole[n - 1])
-                some = session.logits(tokens, first_row=140)
-            assert np.array_equal(whole[140:], some)
-
-
 # ---- sessions ----
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "window"])
 def test_forks_and_files_go_on(made: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     """With other threads, and a context for which rings have other sizes; and going back."""
     tokens, kept = TOKENS.tolist(), tmp_path / "kept"
-    kv_type = ("k8v4", "f16", "2bit")[KINDS.index(kind) % 3]
+    kv_type = ("k8v4", "f16", "2bit")[[*KINDS, "window"].index(kind) % 3]
     how: dict[str, Any] = {"ram_budget": None, "kv_type": kv_type, "sessions": 3}
+    if kind == "window":
+        kind, how["kv_policy"] = "mixed", "window:32:20"
     with qsf.Model(made(kind), threads=1, max_seq_len=220, **how) as model:
         want = model.logits(tokens)
         other = [*tokens[:75], *tokens[20:40]]

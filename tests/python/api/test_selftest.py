@@ -46,8 +46,9 @@ def test_what_differs_is_said(words: str, verdict: str) -> None:
     assert selftest._verdict("avx2", words) == verdict
 
 
-def test_the_budget_of_a_trial_is_in_mb() -> None:
-    assert "not measured: " in selftest._judge(None, 1, "auto")
+def test_a_trial_that_cannot_run_is_a_failure() -> None:
+    assert selftest._judge("avx1024", None, "auto").startswith("FAILED: ")
+    assert "not measured: " in selftest._judge(None, 1, "auto")  # 1 MB
 
 
 def test_only_an_emulator_is_taken_for_one() -> None:
@@ -61,7 +62,3 @@ def test_only_an_emulator_is_taken_for_one() -> None:
         pytest.skip("no qemu-x86_64")
     done = subprocess.run([qemu, *program], capture_output=True, text=True)
     assert done.stdout == "qemu-x86_64\n", done.stderr
-
-
-def test_a_trial_that_cannot_run_is_a_failure() -> None:
-    assert selftest._judge("avx1024", None, "auto").startswith("FAILED: ")

@@ -90,19 +90,6 @@ def test_sessions_of_several_threads_give_what_each_gives_alone(model: qsf.Model
     assert together == alone
 
 
-def test_a_cancelled_session_does_not_cancel_another(
-    model: qsf.Model, session: qsf.Session
-) -> None:
-    mine, other = (s.generate(PROMPT, **GREEDY) for s in (session, model.session))
-    next(mine)
-    next(other)
-    session.cancel()
-    assert len("".join(mine)) < len("".join(other))
-    assert session.stats is not None
-    assert model.stats is not None
-    assert (session.stats.stop_reason, model.stats.stop_reason) == ("cancelled", "length")
-
-
 # ---- tokens, rewind, fork ----
 
 
@@ -120,41 +107,25 @@ def test_tokens_are_those_that_are_evaluated(model: qsf.Model, session: qsf.Sess
     assert session.tokens == [4, 5, 6]
 
 
-def test_a_rewound_session_is_as_if_it_had_never_gone_on(
-    model: qsf.Model, session: qsf.Session
-) -> None:
-    ids = model.tokenize(LONG)[:200]
-    expected = model.logits(ids, first_row=len(ids) - 1)
-    session.logits([*ids[:90], 7, 8, 9])
-    session.rewind(90)
-    assert session.tokens == ids[:90]
-    assert np.array_equal(session.logits(ids, first_row=len(ids) - 1), expected)
-    assert session.tokens == ids
-    for n_tokens in (len(ids) + 1, -1, 1.5, "2", True):
-        with pytest.raises(errors.QsfArgumentError, match="n_tokens") as caught:
-            session.rewind(n_tokens)  # type: ignore[arg-type]
-        assert caught.value.argument == "n_tokens"
-    assert session.tokens == ids
-
-
-def test_a_fork_has_the_same_bits_and_goes_its_own_way(
-    model: qsf.Model, session: qsf.Session
-) -> None:
-    ids = model.tokenize(LONG)[:150]
-    session.logits(ids[:140])
-    for token in ids[140:]:  # by steps, as generating does
-        session.logits([*session.tokens, token], first_row=len(session.tokens))
+def test_a_fork_goes_its_own_way(model: qsf.Model, session: qsf.Session) -> None:
+    """Its bits: test_same_bits.py."""
+    session.logits([4, 5, 6])
     session.messages.append({"role": "user", "content": "Hi"})
     with session.fork() as fork:
-        assert fork.tokens == ids
-        assert fork.messages == session.messages
+        assert (fork.tokens, fork.messages) == ([4, 5, 6], session.messages)
         fork.messages[0]["content"] = "changed"
         assert session.messages[0]["content"] == "Hi"
-        ends = [s.logits([*ids, 9], first_row=len(ids)) for s in (session, fork)]
-        assert np.array_equal(ends[0], ends[1])
+        fork.logits([4, 5, 6, 9], first_row=3)
         assert fork.engine_stats.prompt_tokens == 1  # what it holds was copied
         fork.logits([1, 2])
-        assert session.tokens == [*ids, 9]
+        assert session.tokens == [4, 5, 6]
+        runs = [one.generate(PROMPT, **GREEDY) for one in (session, fork)]
+        for run in runs:
+            next(run)
+        session.cancel()  # and not the other one
+        assert len("".join(runs[0])) < len("".join(runs[1]))
+        reasons = [one.stats and one.stats.stop_reason for one in (session, fork)]
+        assert reasons == ["cancelled", "length"]
 
 
 # ---- chat ----

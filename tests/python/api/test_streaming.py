@@ -8,16 +8,14 @@ stopped while its file is changed.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,14 @@ import numpy as np
 import pytest
 
 import qsf
-from make.streamed_models import IO_METHODS, least_options, make_streamed_llama, require_method
+from make.commands import COMMAND, Start
+from make.streamed_models import (
+    IO_METHODS,
+    least_options,
+    make_streamed_llama,
+    require_method,
+    why_not,
+)
 from qsf.errors import QsfFormatError
 from qsf.file.layout import TensorType
 from qsf.file.reader import Reader
@@ -34,18 +39,13 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 HANG_SECONDS = 60
 N_TOKENS = 48
-COMMAND = [sys.executable, "-m", "qsf.cli.run.main"]
 OPTIONS = ["--kv-type", "8bit", "--max-seq-len", "512", "-p", "Once upon a time", "--seed", "7"]
 OPTIONS += ["--temperature", "1", "-n", str(N_TOKENS)]
 
 
-_paths: list[Path] = []  # of the model; the others are copies
-
-
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    _paths[:] = [make_streamed_llama(tmp_path_factory.mktemp("streaming"))]
-    return _paths[0]
+    return make_streamed_llama(tmp_path_factory.mktemp("streaming"))
 
 
 @pytest.fixture
@@ -57,57 +57,36 @@ def copy(model_path: Path, tmp_path: Path) -> Path:
 @pytest.fixture(scope="module")
 def right_text(model_path: Path) -> str:
     """What the options give with all weights in memory."""
-    done = subprocess.run(
-        [*COMMAND, str(model_path), *OPTIONS, "--ram-budget", "0", "-q"],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=HANG_SECONDS,
-        check=True,
-    )
-    assert len(done.stdout) > 2 * N_TOKENS
-    return done.stdout.removesuffix("\n")
+    how: dict[str, Any] = {"ram_budget": None, "kv_type": "8bit", "max_seq_len": 512}
+    with qsf.Model(model_path, **how) as model:
+        return "".join(
+            model.generate("Once upon a time", seed=7, temperature=1, max_tokens=N_TOKENS)
+        )
 
 
-@cache
-def least_budget(*io: str) -> int:
-    """Return MB in which ``qsf-run`` streams, with room in the ring for reads to overlap."""
-    done = subprocess.run(
-        [*COMMAND, str(_paths[0]), *OPTIONS, *io, "--plan", "--ram-budget", "1"],
-        capture_output=True,
-        encoding="utf-8",
-        timeout=HANG_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 1, done.stderr
+@pytest.fixture(scope="module")
+def least_mb(model_path: Path) -> int:
+    """MB in which ``qsf-run`` streams, with room in the ring for reads to overlap."""
+    words = [*COMMAND, str(model_path), *OPTIONS, "--plan", "--ram-budget", "1"]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", check=False)
     (least_mb,) = re.findall(r"--ram-budget (\d+)", done.stderr)
     return int(least_mb) + 5
 
 
 class Child:
-    """``qsf-run``, streaming."""
+    """``qsf-run`` that is generating, from weights of which most are streamed."""
 
-    def __init__(self, path: Path, *io: str) -> None:
-        budget = str(least_budget(*io))
-        self.process = subprocess.Popen(
-            [*COMMAND, str(path), *OPTIONS, *io, "--ram-budget", budget, "--verbose"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,  # what a buffer holds, communicate() does not see
-        )
-        self.shown = b""
-
-    def wait_for_text(self) -> None:
-        """Return when it is generating."""
-        assert self.process.stdout is not None
-        watchdog = threading.Timer(HANG_SECONDS, self.process.kill)
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self.process, self.shown = process, b""
+        watchdog = threading.Timer(HANG_SECONDS, process.kill)
         watchdog.start()
-        while len(self.shown) < 20 and (more := self.process.stdout.read(20 - len(self.shown))):
+        while len(self.shown) < 20 and (more := process.stdout.read(20 - len(self.shown))):
             self.shown += more
         watchdog.cancel()
         assert len(self.shown) == 20, self.end()
 
-    @contextlib.contextmanager
+    @contextmanager
     def stopped(self) -> Iterator[None]:
         """Keep it from going on meanwhile; it is in the midst of its text."""
         self.process.send_signal(signal.SIGSTOP)
@@ -121,74 +100,40 @@ class Child:
         """Return code, text and what was said; raises where it hangs."""
         shown, said = self.process.communicate(timeout=HANG_SECONDS)
         text = (self.shown + shown).decode("utf-8", "replace").removesuffix("\n")
-        said_text = said.decode("utf-8", "replace")
-        assert "Traceback" not in said_text
-        return self.process.returncode, text, said_text
+        assert b"Traceback" not in said
+        return self.process.returncode, text, said.decode("utf-8", "replace")
 
 
 @pytest.fixture
-def children() -> Iterator[list[Child]]:
-    """Those that are here do not outlive the test."""
-    started: list[Child] = []
-    yield started
-    for child in started:
-        with child.process:
-            child.process.kill()
+def stream(start: Start, least_mb: int) -> Callable[[Path, str], Child]:
+    def call(path: Path, method: str) -> Child:
+        require_method(path, method)
+        budget = ("--ram-budget", least_mb, "--verbose")
+        return Child(start(path, *OPTIONS, "--io", method, *budget))
+
+    return call
 
 
-def start(children: list[Child], path: Path, *io: str) -> Child:
-    """Return a child that is generating, from weights of which most are streamed."""
-    child = Child(path, *io)
-    children.append(child)
-    child.wait_for_text()
-    return child
-
-
-def last_line(said: str) -> str:
-    """Return the error, which is one line after the facts."""
-    line = said.splitlines()[-1]
-    assert line.startswith("qsf-run: error: "), said
-    return line
-
-
-@pytest.mark.parametrize(
-    ("method", "number", "code"),
-    [("direct", signal.SIGINT, 130), ("uring", signal.SIGTERM, 143)],
-)
-def test_signals_end_it(
-    model_path: Path, children: list[Child], method: str, number: int, code: int
-) -> None:
-    require_method(model_path, method)
-    child = start(children, model_path, "--io", method)
-    child.process.send_signal(number)
-    ended, _, said = child.end()
-    assert ended == code
+def test_a_signal_ends_it(model_path: Path, stream: Callable[[Path, str], Child]) -> None:
+    child = stream(model_path, "uring")
+    child.process.send_signal(signal.SIGTERM)
+    code, _, said = child.end()
+    assert code == 143
     assert "error" not in said
-
-
-def test_it_really_streams(model_path: Path, children: list[Child], right_text: str) -> None:
-    child = start(children, model_path)
-    code, text, said = child.end()
-    assert (code, text) == (0, right_text)
-    (line,) = (line for line in said.splitlines() if line.startswith("  weights, "))
-    n_resident, n_units = (int(word) for word in line.split()[1:4:2])
-    assert n_resident <= n_units // 2
-    for part in ("time: reading", "waiting for it", "computing", "checksums", " streamed "):
-        assert part in said, said
 
 
 # ---- the file changes under way ----
 
 
-@pytest.mark.parametrize(
-    ("method", "keep"),
-    [("direct", 0), ("mmap", 15_000_000), ("uring", 15_000_000), ("direct", None), ("mmap", None)],
-)
+@pytest.mark.parametrize(("method", "keep"), [("direct", 0), ("mmap", 15_000_000), ("uring", None)])
 def test_a_file_that_is_truncated_or_overwritten_is_an_error(
-    copy: Path, children: list[Child], right_text: str, method: str, keep: int | None
+    copy: Path,
+    stream: Callable[[Path, str], Child],
+    right_text: str,
+    method: str,
+    keep: int | None,
 ) -> None:
-    require_method(copy, method)
-    child = start(children, copy, "--io", method)
+    child = stream(copy, method)
     with child.stopped():
         if keep is None:
             with copy.open("r+b") as file:
@@ -201,25 +146,26 @@ def test_a_file_that_is_truncated_or_overwritten_is_an_error(
     # What had been verified before may still be computed with, never what is there now.
     assert right_text.startswith(text)
     words = ("checksum",) if keep is None else ("truncated", "ends", "checksum")
-    assert any(word in last_line(said) for word in words), said
+    last_line = said.splitlines()[-1]
+    assert last_line.startswith("qsf-run: error: "), said
+    assert any(word in last_line for word in words), said
 
 
-@pytest.mark.parametrize(("method", "is_replaced"), [("buffered", True), ("direct", False)])
-def test_a_file_that_is_replaced_or_removed_is_read_on(
-    copy: Path, children: list[Child], right_text: str, method: str, is_replaced: bool
+def test_a_file_that_is_replaced_is_read_on(
+    copy: Path, stream: Callable[[Path, str], Child], right_text: str
 ) -> None:
-    require_method(copy, method)
     other = copy.with_name("other.qsf")
     other.write_bytes(os.urandom(1 << 20))
-    child = start(children, copy, "--io", method)
+    child = stream(copy, "buffered")
     with child.stopped():
-        if is_replaced:
-            other.replace(copy)
-        else:
-            copy.unlink()
+        other.replace(copy)
     code, text, said = child.end()
-    assert code == 0, said
-    assert text == right_text
+    assert (code, text) == (0, right_text)
+    (line,) = (line for line in said.splitlines() if line.startswith("  weights, "))
+    n_resident, n_units = (int(word) for word in line.split()[1:4:2])
+    assert n_resident <= n_units // 2
+    for part in ("time: reading", "waiting for it", "computing", "checksums", " streamed "):
+        assert part in said, said
 
 
 # ---- damage ----
@@ -265,7 +211,7 @@ def generated(
     return pieces, None
 
 
-@pytest.mark.parametrize("method", IO_METHODS)
+@pytest.mark.parametrize("method", ["direct", "mmap"])
 def test_one_wrong_byte_anywhere_is_an_error_before_any_token(copy: Path, method: str) -> None:
     require_method(copy, method)
     options = least_options(copy, io=method)
@@ -300,23 +246,15 @@ def test_budgets_and_ways_of_reading(model_path: Path) -> None:
         resident = model.logits(tokens)
     least = least_options(model_path)
     for i, more_mb in enumerate((0, 1, 2, 5, 13, 34, 55)):
-        method = IO_METHODS[i % len(IO_METHODS)]
         options = {**least, "ram_budget": least["ram_budget"] + more_mb, "threads": 1 + i % 2}
-        options |= {"io": method if _can(model_path, method) else "auto", "io_depth": 1 + i}
+        if i < len(IO_METHODS) and why_not(model_path, IO_METHODS[i]) is None:
+            options |= {"io": IO_METHODS[i], "io_depth": 1 + i}
         with qsf.Model(model_path, **options) as model:
             counts.add(model.info.plan.n_units_resident)
             for _ in range(2):
                 assert np.array_equal(resident[:1], model.logits(tokens[:1]))
                 assert np.array_equal(resident, model.logits(tokens))
     assert min(counts) < model.info.plan.n_units == max(counts)
-
-
-def _can(path: Path, method: str) -> bool:
-    try:
-        require_method(path, method)
-    except pytest.skip.Exception:
-        return False
-    return True
 
 
 # ---- what is counted ----
@@ -352,29 +290,3 @@ def test_the_timeline_adds_up(model_path: Path) -> None:
     assert stats.read_bytes >= sum(unit.read_bytes for unit in units) > 0
     assert min(stats.read_ns, stats.checksum_ns) > 0
     assert stats.decompress_ns == 0
-
-
-def test_a_model_in_memory_reads_nothing(model_path: Path) -> None:
-    with qsf.Model(model_path, ram_budget=None) as model:
-        before = model.session_stats
-        assert before.read_bytes >= sum(unit.read_bytes for unit in model.timeline)
-        list(model.generate([3, 1, 4], max_tokens=5, temperature=0))
-        stats = model.session_stats
-        assert (stats.read_bytes, stats.read_ns) == (before.read_bytes, before.read_ns)
-        assert (stats.wait_ns, stats.n_embedding_rows) == (0, 0)
-        assert all(unit.is_resident and unit.read_bytes == 0 for unit in model.timeline)
-        assert (model.info.plan.streamed_bytes, model.info.plan.io_depth) == (0, 0)
-
-
-def test_rows_of_the_embedding_are_found_again(model_path: Path) -> None:
-    least = least_options(model_path)
-    for more_mb in range(30):  # until there is room for a cache
-        options = {**least, "ram_budget": least["ram_budget"] + more_mb}
-        if qsf.Model.plan(model_path, **options).embedding_rows >= 16:
-            break
-    with qsf.Model(model_path, **options) as model:
-        assert not model.timeline[0].is_resident
-        for prompt, counts in (([7, 8] * 4, (8, 6)), ([9, 9], (10, 7))):
-            list(model.generate(prompt, max_tokens=1, temperature=0))
-            stats = model.session_stats
-            assert (stats.n_embedding_rows, stats.n_embedding_hits) == counts

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -158,23 +157,6 @@ def test_keys_pressed_during_an_answer_wait_for_the_next_line(
     chat.read_until("tokens, ")
     chat.ask("\x04", "\n")
     assert chat.wait() == 0
-
-
-def test_a_continued_conversation_says_what_it_has(
-    on_terminal: OnTerminal, tiny_chat_8bit: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "talk.qsfs"
-    for _ in range(2):
-        chat = on_terminal("chat", tiny_chat_8bit, *GREEDY, "--session", path)
-        chat.ask("Once upon a time\n", "5 tokens, ")
-        chat.ask("\x04", "\n")
-        assert chat.wait() == 0
-    assert f"(2 messages from {path}: " in chat.text
-    assert " of 512 tokens, which are not evaluated again)" in chat.text
-    # A terminal that is between two modes may end a line by two returns.
-    resumed = [line for line in chat.text.split("not evaluated again)", 1)[1].splitlines() if line]
-    assert "> Once upon a time" in resumed[0]
-    assert re.search(r"  \w", resumed[1])  # the answer
 
 
 @pytest.mark.parametrize(("environment", "is_dim"), [({}, True), ({"NO_COLOR": "1"}, False)])

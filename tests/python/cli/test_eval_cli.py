@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,15 +16,11 @@ import pytest
 
 from make.qsf_files import write_tiny
 from qsf.cli import evaluate as cli
-from qsf.evaluate.evaluation import evaluate
-from qsf.model import Model
 
 TEXT = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside. One day, "
     "she saw a big red ball. The ball belonged to a boy called Tom, who was very sad that day. "
 )
-KEYS = ("perplexity", "bits_per_byte", "kl_mean", "kl_p99", "top1_agreement", "tokens", "protocol")
-
 Call = Callable[..., tuple[int, str, str]]
 
 
@@ -82,6 +77,7 @@ def test_the_cache_of_qsf_run_is_judged_too(
         return found
 
     both, run_alone = figures(), figures("--kv-type", "8bit")
+    assert (both["kv_type"], run_alone["kv_type"], both["arithmetic"]) == ("f16", "8bit", "integer")
     assert both["run_cache"]["kv_type"] == "8bit"
     assert both["run_cache"]["perplexity"] == run_alone["perplexity"]
     change = 100 * (run_alone["perplexity"] / both["perplexity"] - 1)
@@ -120,45 +116,7 @@ def test_against_the_original_and_against_a_file(
     assert (found[0]["kv_type"], found[0]["arithmetic"]) == ("f32", "f32")
 
 
-def test_options_reach_the_model(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
-    def figures(*options: object) -> dict[str, Any]:
-        code, out, err = call(tiny_llama_4bit, "--text", story, "-q", "--json", "-", *options)
-        assert code == 0, err
-        found: dict[str, Any] = json.loads(out)
-        return found
-
-    def expected(**options: Any) -> float:
-        with Model(tiny_llama_4bit, ram_budget=None, **options) as model:
-            return evaluate(model, TEXT).perplexity
-
-    plain = figures()
-    assert set(KEYS) <= set(plain)
-    assert (plain["protocol"], plain["kl_mean"]) == ("windows", None)
-    assert (plain["kv_type"], plain["arithmetic"]) == ("f16", "integer")
-    assert plain["perplexity"] == expected(kv_type="f16")
-    assert figures("--kv-type", "2bit")["perplexity"] == expected(kv_type="2bit")
-    assert figures("--exact")["perplexity"] == expected(kv_type="f32", exact=True)
-    assert len({expected(kv_type="f16"), expected(kv_type="2bit"), expected(exact=True)}) == 3
-    sliding = figures("--protocol", "sliding", "--ctx", 16, "--stride", 4)
-    assert (sliding["tokens"], sliding["stride_tokens"]) == (plain["tokens"], 4)
-    short = figures("--max-tokens", 20)
-    assert (short["text_tokens"], short["tokens"]) == (20, 19)
-    half = figures("--protocol", "llama.cpp", "--ctx", 20)
-    assert half["tokens"] == 9 * (plain["text_tokens"] // 20)
-
-
 # ---- errors ----
-
-
-def test_a_text_without_an_end_is_refused(tiny_llama_4bit: Path) -> None:
-    words = ["eval", str(tiny_llama_4bit), "--text", "-", "--ram-budget", "64"]
-    with Path("/dev/zero").open("rb") as zeros:
-        done = subprocess.run(
-            [sys.executable, "-m", "qsf", *words],
-            stdin=zeros, capture_output=True, text=True, check=False, timeout=300,
-        )  # fmt: skip
-    assert (done.returncode, done.stdout) == (1, "")
-    assert f"is too long: more than {4 << 20} bytes" in done.stderr
 
 
 def test_files_that_are_none(
@@ -216,19 +174,3 @@ def test_the_whole_process_stays_in_its_budget(tiny_llama_f16: Path, tmp_path: P
     code_text, peak_mb = done.stderr.split()[-2:]
     assert code_text == "0", done.stderr
     assert int(peak_mb) <= 160
-
-
-def test_a_signal_ends_it_without_a_word(tmp_path: Path, tiny_llama_4bit: Path) -> None:
-    path = tmp_path / "long.txt"
-    path.write_text(TEXT * 200, "utf-8")
-    command = [sys.executable, "-m", "qsf", "eval", tiny_llama_4bit, "--text", path]
-    with subprocess.Popen(
-        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path
-    ) as process:
-        assert process.stderr is not None
-        assert b" tokens/s" in process.stderr.readline()  # after a tenth
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 143
-    assert out == b""
-    assert b"Traceback" not in err

@@ -44,24 +44,6 @@ def test_a_model_needs_no_verb(qsf: Run, tiny_llama_8bit: Path) -> None:
     assert texts[0] == texts[1] == texts[2]
 
 
-def test_the_run_path_imports_no_other_command(tiny_llama_8bit: Path) -> None:
-    """What `qsf run` costs is what `qsf-run` costs: tests/python/api/test_lean.py measures that."""
-    code = (
-        "import sys; from qsf.shell import entry\n"
-        "try: entry.front()\n"
-        "except SystemExit: pass\n"
-        "print(*sorted(m for m in sys.modules if m.split('.')[0] in "
-        "('qsf', 'qsf_converter', 'typer', 'numpy')))"
-    )
-    words = [sys.executable, "-c", code, "run", str(tiny_llama_8bit), "-p", "x", "-n", "1"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    loaded = done.stdout.splitlines()[-1].split()
-    assert "qsf.cli.run.main" in loaded
-    for name in loaded:
-        assert name.split(".")[0] == "qsf", name
-        assert not name.startswith(("qsf.find", "qsf.bench", "qsf.cli.run.chat", "qsf.shell.typer"))
-
-
 @pytest.fixture(scope="module")
 def options_of_verbs() -> dict[str, list[str]]:
     """What two commands say of their options, by a process each; of the others nothing."""

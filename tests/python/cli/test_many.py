@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from pathlib import Path
@@ -129,22 +128,6 @@ def test_an_id_comes_back_as_it_was(run: Run, tiny_llama_8bit: Path, tmp_path: P
         assert "cannot be given back" in records(text)[-1]["error"]
         assert text.replace("\n", "").isprintable()
         assert "\N{EURO SIGN}" in text
-
-
-def test_prompts_may_come_through_a_pipe_and_answers_may_not_go_there(
-    start: Start, tiny_llama_8bit: Path, asked: Path, tmp_path: Path, run: Run, tiny_chat_8bit: Path
-) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    process = start(tiny_llama_8bit, "--prompts", pipe, "-n", 1, "-q")
-    pipe.write_bytes(asked.read_bytes())  # one writer, which comes and goes once
-    said, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (0, b"")
-    assert len(records(said.decode())) == len(LINES)
-    words = (tiny_chat_8bit, "--prompts", asked, "-q", "--answers", pipe)
-    check_refused(run(*words), 1, "not a regular file")
-    session = (tiny_chat_8bit, "-p", "a", "-q", "--session", pipe)
-    check_refused(run(*session), 1, "not a regular file")
 
 
 WRONG_LINES = {

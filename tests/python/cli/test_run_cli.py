@@ -10,16 +10,28 @@ import shlex
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 
+import qsf
 from make.commands import COMMAND, PROMPT, Run, Start, check_refused
+from make.golden import MODELS
+from make.importances import rewrite
 from make.qsf_files import tiny_header, write_tiny
+from make.tiny_checkpoints import make_llama
+from qsf.cli import evaluate as eval_cli
 from qsf.errors import MAX_LINE
+from qsf.evaluate.evaluation import ShortenedLogits
+from qsf.evaluate.windows import cut_windows
+from qsf.kv import KvPolicy
 from qsf.session import Session
 from qsf.shell.command import StoppedError
+from qsf_converter import convert
 from qsf_converter.text.tables import text_section
 
 KNOWN = ", there was a little girl named Lily."
@@ -171,18 +183,6 @@ def test_a_plan_says_what_would_fit_and_it_does(process: Run, tiny_llama_8bit: P
     assert process(tiny_llama_8bit, "--plan", "--ram-budget", enough + 1).returncode == 0
 
 
-def test_the_kv_cache_is_chosen_and_shown(run: Run, tiny_llama_8bit: Path) -> None:
-    kept = "--verbose", "-n", 3, "-p", PROMPT
-    default = run(tiny_llama_8bit, *kept).stderr
-    assert "KV cache  8bit, rotated" in default
-    assert "KV cache, 512 tokens, 8bit" in default
-    chosen = run(tiny_llama_8bit, *kept, "--kv-type", "4bit", "--kv-rotation", "off").stderr
-    assert "KV cache  4bit\n" in chosen
-    exact = run(tiny_llama_8bit, "-p", "x", "--exact", "--kv-type", "f16")
-    check_refused(exact, 1, "needs 32 bits")
-    assert "KV cache, 8 sessions of 512" in run(tiny_llama_8bit, "--plan", "--parallel", 8).stdout
-
-
 # ---- files that are no models ----
 
 
@@ -214,13 +214,8 @@ def test_files_that_are_not_models_are_one_line(
 # ---- help ----
 
 
-def test_help_has_every_option_and_examples(run: Run) -> None:
+def test_the_short_help_is_a_part_of_the_long_one(run: Run) -> None:
     short, long = run("--help").stdout, run("--help-all").stdout
-    options = "prompt max-tokens temperature top-p top-k ram-budget threads quality interactive"
-    options += " verbose min-p repetition-penalty seed stop max-seq-len exact plan quiet"
-    options += " kv-type kv-rotation io io-depth json stream session system raw model yes"
-    for option in options.split():
-        assert f"--{option}" in long
     names = re.findall(r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)", short, re.MULTILINE)
     assert len(set(names) - {"--help", "--help-all"}) == 10
     for name in names:
@@ -275,15 +270,28 @@ def test_a_full_disk_is_one_line(tiny_llama_8bit: Path) -> None:
     assert done.stderr == "qsf-run: error: output: No space left on device\n"
 
 
+@pytest.fixture
+def generating(endless: Path, start: Start) -> Callable[..., subprocess.Popen[bytes]]:
+    """Start ``qsf run`` with a model that never ends; it has begun its text."""
+
+    def call(*mode: str) -> subprocess.Popen[bytes]:
+        process = start(endless, *mode, *ENDLESS)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"abc\n" if "-p" not in mode else b"")
+        assert process.stdout.read(20)
+        return process
+
+    return call
+
+
+Generating = Callable[..., "subprocess.Popen[bytes]"]
+
+
 @posix
 @pytest.mark.parametrize("mode", [["-p", "abc"], ["--interactive"]])
-def test_terminating_ends_cleanly_with_143(endless: Path, start: Start, mode: list[str]) -> None:
-    process = start(endless, *mode, *ENDLESS)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(b"abc\n")
-    process.stdin.flush()
-    assert process.stdout.read(20)
+def test_terminating_ends_cleanly_with_143(generating: Generating, mode: list[str]) -> None:
+    process = generating(*mode)
     process.send_signal(signal.SIGTERM)
     shown, said = process.communicate(timeout=60)
     assert process.returncode == 143, said
@@ -305,12 +313,8 @@ def test_a_signal_while_the_session_is_taken_is_no_error(
 
 @posix
 @pytest.mark.parametrize("quiet", [(), ("-q",)])
-def test_ctrl_c_ends_with_130_and_says_so(
-    endless: Path, start: Start, quiet: tuple[str, ...]
-) -> None:
-    process = start(endless, "-p", "abc", *ENDLESS, *quiet)
-    assert process.stdout is not None
-    assert process.stdout.read(20)  # it is generating
+def test_ctrl_c_ends_with_130_and_says_so(generating: Generating, quiet: tuple[str, ...]) -> None:
+    process = generating("-p", "abc", *quiet)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -318,16 +322,15 @@ def test_ctrl_c_ends_with_130_and_says_so(
         assert said.strip() == b""
         return
     figures, last = said.decode().strip().splitlines()
-    assert re.match(r"prompt \d+ tokens.* \| generated \d+ tokens", figures)
+    assert re.match(r"prompt \d+ tokens.* \| generated \d+ tokens?", figures)
     assert last == "qsf-run: interrupted"
 
 
 @posix
-def test_a_reader_that_leaves_is_no_error(endless: Path, start: Start) -> None:
-    process = start(endless, "-p", "abc", *ENDLESS)
+def test_a_reader_that_leaves_is_no_error(generating: Generating) -> None:
+    process = generating("-p", "abc")
     assert process.stdout is not None
     assert process.stderr is not None
-    assert process.stdout.read(5)
     process.stdout.close()
     assert process.wait(timeout=60) == 0
     assert process.stderr.read() == b""
@@ -379,16 +382,150 @@ def test_a_conversation_goes_on_when_a_line_or_the_context_is_too_long(
 
 
 @posix
-def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(endless: Path, start: Start) -> None:
-    process = start(endless, "--interactive", *ENDLESS)
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(b"abc\n")
-    process.stdin.flush()
-    assert process.stdout.read(20)
+def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(generating: Generating) -> None:
+    process = generating("--interactive")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(b"/reset\n/exit\n", timeout=60)
     assert process.returncode == 0, said
     assert b"(stopped)" in said
     assert b"(the conversation is forgotten)" in said
     assert b"Traceback" not in said
+
+
+# ---- answers, chats and measurements that outgrow their memory ----
+
+
+GREEDY = ("--temperature", 0)
+
+
+def test_an_answer_goes_on_behind_the_context(run: Run, tiny_llama_8bit: Path) -> None:
+    asked = ("-p", PROMPT, "--raw", *GREEDY, "-n", 200, "--max-seq-len", 64, "--json")
+    done = run(tiny_llama_8bit, *asked[:-1])
+    assert "--kv-policy goes on" in done.stderr
+    done = run(tiny_llama_8bit, *asked[:-1], "--kv-policy", "recompute:8")
+    assert "its middle forgotten" in done.stderr
+    assert "is full;" not in done.stderr
+    done = run(tiny_llama_8bit, "-p", PROMPT, "--kv-policy", "window:500")
+    check_refused(done, 1, "the context has only 512")
+    cut = json.loads(run(tiny_llama_8bit, *asked).stdout)
+    assert cut["stop_reason"] == "context"
+    for policy in ("recompute:8", "window:32:8"):
+        done = json.loads(run(tiny_llama_8bit, *asked, "--kv-policy", policy).stdout)
+        assert done["generated_tokens"] > cut["generated_tokens"]
+        assert len(done["ids"]) >= done["generated_tokens"] - 1
+        if policy.startswith("recompute"):
+            assert done["text"].startswith(cut["text"])
+
+
+def test_chats_forget_and_say_so(run: Run, tiny_llama_8bit: Path, tiny_chat_8bit: Path) -> None:
+    lines = "".join(f"Tom saw ball {i}.\n" for i in range(9))
+    asked = ("--interactive", "--max-seq-len", 96, *GREEDY, "-n", 8)
+    done = run(tiny_llama_8bit, *asked, "--kv-policy", "recompute:4", stdin=lines)
+    assert done.returncode == 0, done.stderr
+    assert "turns are forgotten" in done.stderr
+    assert "turn is forgotten" in run(tiny_llama_8bit, *asked, stdin=lines).stderr
+    told = ("-p", "Hi", "-n", 1, "--kv-policy", "window:64:40", "--system")
+    long = "Be kind and brief. " * 12
+    assert "keeps only the first 40" in run(tiny_chat_8bit, *told, long).stderr
+    assert "keeps only" not in run(tiny_chat_8bit, *told, "Be kind.").stderr
+
+
+# ---- measuring ----
+
+
+def test_eval_compares_with_the_same_file(tiny_llama_8bit: Path, tmp_path: Path) -> None:
+    text, figures = tmp_path / "text.txt", tmp_path / "figures.json"
+    text.write_text("Tom saw a red ball. Lily had a little dog and a big hat. " * 20, "utf-8")
+    for policy, first_worse in (("window:32:4", 36), ("recompute:4", 64)):
+        asked = [tiny_llama_8bit, "--text", text, "--ctx", 128, "--kv-policy", policy]
+        asked += ["--ram-budget", 0, "--threads", 1, "--quiet", "--json", figures]
+        assert eval_cli.run([*map(str, asked)]) == 0
+        found: dict[str, Any] = json.loads(figures.read_text("utf-8"))
+        assert found["kv_policy"] == policy
+        assert found["against"] == str(tiny_llama_8bit)
+        for place in found["places"]:
+            is_whole = place["position"] + 8 <= first_worse
+            assert (place["kl_mean"] == 0) == is_whole, place
+
+
+def test_shortened_logits_are_those_of_what_is_left(tiny_llama_8bit: Path) -> None:
+    policy, tokens = KvPolicy("recompute:4", 0, 4), np.arange(100, 180)
+    with qsf.Model(tiny_llama_8bit, ram_budget=None, max_seq_len=32) as model:
+        source = ShortenedLogits(model, policy, 80)
+        blocks = source.logits(cut_windows(tokens, "windows", 80), 30, lambda _: None)
+        have = np.concatenate([block.copy() for block in blocks])
+        held: list[int] = []
+        for i, token in enumerate(tokens[:-1].tolist()):
+            held.append(token)
+            if len(held) > 32:
+                held = held[:4] + held[-14:]
+            assert np.array_equal(have[i], model.logits(held, first_row=len(held) - 1)[0])
+
+
+# ---- keys and values in a file ----
+
+
+def test_the_plan_and_the_end_say_what_a_file_costs(
+    run: Run, tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = ("--ram-budget", 0, "--max-seq-len", 512, "--kv-policy", "disk:32")
+    plan = run(tiny_llama_8bit, "--plan", *asked)
+    assert "KV cache, 32 of 512 tokens, 8bit, disk:32" in plan.stdout
+    assert "and keys and values, at most" in plan.stdout
+    prompt = ("-p", "Tom saw a red ball. " * 55, "--raw", *GREEDY, "-n", 40, "--verbose")
+    done = run(tiny_llama_8bit, *asked, *prompt)
+    if "lies in memory" in done.stderr:
+        pytest.skip(done.stderr)
+    whole = run(tiny_llama_8bit, *asked[:4], *prompt)
+    assert done.stdout == whole.stdout
+    assert "MB written to a file and" in done.stderr
+    assert "written to a file" not in whole.stderr
+
+
+# ---- layers skipped by importance; which, and what is refused: tests/c/check_skip.c ----
+
+
+# Of ten layers; the ends matter least, so that only the rule keeps them. Then 6, 3, 7, 2, 5, 4.
+IMPORTANCES = (0.0, 0.01, 0.5, 0.2, 0.9, 0.8, 0.1, 0.4, 0.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A LLaMA with a tokenizer, ten layers of 0.6 MB and importances; ``plain`` is beside."""
+    folder = tmp_path_factory.mktemp("skip")
+    make_llama(
+        folder / "llama", seed=7, tokenizer_from=MODELS["tiny-llama"], n_layers=10, dim=192,
+        n_heads=3, n_kv_heads=3, head_dim=64, ffn_dim=832, n_vocab=2048, max_tokens=256,
+    )  # fmt: skip
+    convert(folder / "llama", folder / "plain.qsf", quant_type="8bit")
+    return rewrite(folder / "plain.qsf", folder / "m.qsf", importances=IMPORTANCES)
+
+
+def test_quality_on_the_command_line(run: Run, measured: Path) -> None:
+    options = ("-p", PROMPT, "-n", 4, "--temperature", 0)
+    done = run(measured, *options, "--quality", 0.7, "--verbose")
+    assert done.returncode == 0, done.stderr
+    assert "layers skipped: 3 of 10, 3, 6-7\n" in done.stderr
+    lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    assert "layer 3 skipped - - - -" in lines
+    assert "layers 6-7 skipped - - - -" in lines
+    assert "weights, 9 of 9 units" in done.stderr
+    assert "10 layers of 192" in done.stderr
+    whole = run(measured, *options, "--quality", 1)
+    assert whole.stdout not in ("", done.stdout)
+    assert "skipped" not in whole.stderr
+
+
+def test_less_quality_than_can_be_had(run: Run, measured: Path) -> None:
+    """Said unasked, but not to whom wants to hear nothing."""
+    said = "layers skipped: 6 of 10, 2-7 (8 were asked for, but the first two and the last two"
+    for options in ((), ("--verbose",)):
+        done = run(measured, "-p", PROMPT, "-n", 2, "--quality", 0.2, *options)
+        assert (done.returncode, done.stderr.count(said)) == (0, 1)
+    done = run(measured, "-p", PROMPT, "-n", 2, "--quality", 0.2, "--quiet")
+    assert (done.returncode, done.stderr) == (0, "")
+    plan = run(measured, "--plan", "--quality", 0.2)
+    assert (plan.returncode, plan.stdout.count(said)) == (0, 1)
+    said = "(all are 1); qsf-convert --calibration makes a file that has them"
+    check_refused(run(measured.with_name("plain.qsf"), "-p", "x", "--quality", "0.5"), 1, said)

@@ -68,19 +68,6 @@ def test_answers_have_the_form(
     assert turns[-1] == {"role": "assistant", "content": text.removesuffix("\n")}
 
 
-def test_many_prompts_have_the_form(
-    ask: Callable[..., str], tmp_path: Path, tiny_chat_8bit: Path
-) -> None:
-    schema, prompts = tmp_path / "schema.json", tmp_path / "prompts.jsonl"
-    schema.write_text(json.dumps(SCHEMA))
-    prompts.write_text("".join(json.dumps(f"How old is cat {i}?") + "\n" for i in range(5)))
-    words = ("--prompts", prompts, "--temperature", "1.5")
-    out = ask(tiny_chat_8bit, *words, "--json-schema", schema)
-    answers = [json.loads(line) for line in out.splitlines()]
-    assert len(answers) == 5
-    assert all(is_cat(answer["text"]) for answer in answers)
-
-
 def test_forced_tokens_do_not_change_the_text(
     tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,32 +63,26 @@ def test_experts_are_in_the_memory_map() -> None:
     assert not any("expert" in line for line in report.plan_lines(plan()))
 
 
-def test_alike_neighbours_are_one_line() -> None:
+def test_alike_neighbours_are_one_line_and_skipped_layers_have_their_own() -> None:
     units = [unit("embedding"), *(unit(f"layer {i}") for i in range(3))]
-    units += [unit(f"layer {i}", read_mb=7, wait_ms=3) for i in range(3, 10)]
-    units += [unit("layer 10", read_mb=7, wait_ms=30), unit("layer 11", read_mb=9, wait_ms=30)]
-    units += [unit("final", read_mb=9, wait_ms=30)]
-    lines = report.table_lines(units)
-    names = [line[2:16].strip() for line in lines[1:]]
-    assert names == ["embedding", "layers 0-2", "layers 3-9", "layer 10", "layer 11", "final"]
-    assert lines[3].split()[2:] == ["streamed", "7.0", "2.00", "3.00", "1.00"]
-    assert lines[2].split()[2:] == ["memory", "-", "-", "-", "1.00"]
-
-
-def test_skipped_layers_have_lines_of_their_own() -> None:
-    units = [unit(f"layer {i}") for i in range(3)]
     units += [unit(f"layer {i}", is_skipped=True, compute_ms=0) for i in range(3, 6)]
-    units += [unit(f"layer {i}", read_mb=7) for i in range(6, 8)]
+    units += [unit(f"layer {i}", read_mb=7, wait_ms=3) for i in range(6, 8)]
     units += [unit("layer 8", is_skipped=True, compute_ms=0)]
     # Streamed, and not used yet.
     units += [replace(unit("layer 9", compute_ms=0), is_resident=False, n_passes=0)]
+    units += [unit("layer 10", read_mb=7, wait_ms=30), unit("layer 11", read_mb=9, wait_ms=30)]
+    units += [unit("final", read_mb=9, wait_ms=30)]
     lines = [" ".join(line.split()) for line in report.table_lines(units)[1:]]
     assert lines == [
+        "embedding memory - - - 1.00",
         "layers 0-2 memory - - - 1.00",
         "layers 3-5 skipped - - - -",
-        "layers 6-7 streamed 7.0 2.00 - 1.00",
+        "layers 6-7 streamed 7.0 2.00 3.00 1.00",
         "layer 8 skipped - - - -",
         "layer 9 streamed - - - -",
+        "layer 10 streamed 7.0 2.00 30.00 1.00",
+        "layer 11 streamed 9.0 2.00 30.00 1.00",
+        "final streamed 9.0 2.00 30.00 1.00",
     ]
 
 

@@ -189,8 +189,6 @@ def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: s
             np.testing.assert_array_equal(found, whole[f"attn_{short}"])
 
 
-
-
 @pytest.mark.parametrize(
     ("kind", "quant_type", "bits"),
     [

@@ -10,6 +10,7 @@ import os
 import struct
 import sys
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -179,11 +180,14 @@ def test_tags_of_any_bytes_are_shown_printable(path: Path) -> None:
         assert "????" in str(fault_of(path))
 
 
-def test_wrong_size_of_learned_positions(tmp_path: Path) -> None:
+def test_learned_positions_and_heads_have_their_size(path: Path) -> None:
     for n_bytes in (255, 257):
         data = bytearray(LEARNED)
         grow(data, b"WPOS", bytes(n_bytes))
-        assert verdict(tmp_path / "m.qsf", repair(data)) is QsfFormatError
+        assert verdict(path, repair(data)) is QsfFormatError
+    data = bytearray(TIED)
+    arch(u32(9, 0))(data)  # untied, without a head
+    assert verdict(path, repair(data)) is QsfFormatError
 
 
 @pytest.mark.parametrize("tag", [b"UNIT", b"ARCH", b"TENS", b"EBND"])
@@ -202,12 +206,6 @@ def test_a_table_beyond_its_limit_is_not_read(tmp_path: Path, tag: bytes) -> Non
     assert "allowed: up to 67108864" in str(fault_of(path))
 
 
-def test_untied_without_a_head(tmp_path: Path) -> None:
-    data = bytearray(TIED)
-    arch(u32(9, 0))(data)
-    assert verdict(tmp_path / "m.qsf", repair(data)) is QsfFormatError
-
-
 def with_layer(data: bytes, stored: bytes, raw_bytes: int) -> bytes:
     """Return the file with its first layer replaced by one block at the end of the file."""
     d = bytearray(data)
@@ -219,17 +217,13 @@ def with_layer(data: bytes, stored: bytes, raw_bytes: int) -> bytes:
     return repair(d + struct.pack("<II", len(stored), raw_bytes) + stored)
 
 
-def test_a_zstd_block_is_one_frame_of_the_announced_size(tmp_path: Path) -> None:
-    """Anything else is refused before the size that a frame announces is allocated."""
+def zstd_blocks(raw: bytes) -> list[bytes]:
+    """A right block, and others: one frame of the announced size is allowed, known beforehand."""
     zstandard = pytest.importorskip("zstandard")
-    path = tmp_path / "m.qsf"
-    path.write_bytes(PACKED[ZSTD])
-    with Reader(path) as r:
-        raw = r.read_unit(1)
     pack = zstandard.ZstdCompressor().compress
     good = pack(raw)
-    assert verdict(path, with_layer(PACKED[ZSTD], good, len(raw))) is None
-    for stored in (
+    return [
+        good,
         pack(bytes(1 << 28))[:4000],
         pack(raw + b"\0"),
         pack(raw[:-1]),
@@ -239,26 +233,29 @@ def test_a_zstd_block_is_one_frame_of_the_announced_size(tmp_path: Path) -> None
         good[:-1],
         zstandard.ZstdCompressor(write_content_size=False).compress(raw),
         b"\x50\x2a\x4d\x18\0\0\0\0" + good,
-    ):
-        assert verdict(path, with_layer(PACKED[ZSTD], stored, len(raw))) is QsfFormatError
+    ]
 
 
-def test_an_lz4_block_has_exactly_the_announced_size(tmp_path: Path) -> None:
-    block_module = pytest.importorskip("lz4.block")
-    path = tmp_path / "m.qsf"
-    path.write_bytes(PACKED[LZ4])
+def lz4_blocks(raw: bytes) -> list[bytes]:
+    """A right block, and others: one has exactly the announced size."""
+    pack = pytest.importorskip("lz4.block").compress
+    good = pack(raw, store_size=False)
+    more, less = (pack(data, store_size=False) for data in (raw + b"\0", raw[:-1]))
+    return [good, pack(raw, store_size=True), more, less, good[:-1], good + b"\0"]
+
+
+@pytest.mark.parametrize(("packing", "blocks"), [(ZSTD, zstd_blocks), (LZ4, lz4_blocks)])
+def test_a_block_has_exactly_the_announced_size(
+    path: Path, packing: Compression, blocks: Callable[[bytes], list[bytes]]
+) -> None:
+    """Anything else is refused before the size that a block announces is allocated."""
+    path.write_bytes(PACKED[packing])
     with Reader(path) as r:
         raw = r.read_unit(1)
-    good = block_module.compress(raw, store_size=False)
-    assert verdict(path, with_layer(PACKED[LZ4], good, len(raw))) is None
-    for stored in (
-        block_module.compress(raw, store_size=True),
-        block_module.compress(raw + b"\0", store_size=False),
-        block_module.compress(raw[:-1], store_size=False),
-        good[:-1],
-        good + b"\0",
-    ):
-        assert verdict(path, with_layer(PACKED[LZ4], stored, len(raw))) is QsfFormatError
+    good, *wrong = blocks(raw)
+    assert verdict(path, with_layer(PACKED[packing], good, len(raw))) is None
+    for stored in wrong:
+        assert verdict(path, with_layer(PACKED[packing], stored, len(raw))) is QsfFormatError
 
 
 ACCEPTED: list[tuple[str, Change]] = [
@@ -276,11 +273,11 @@ ACCEPTED: list[tuple[str, Change]] = [
 
 
 @pytest.mark.parametrize("change", [a[1] for a in ACCEPTED], ids=[a[0] for a in ACCEPTED])
-def test_what_the_rules_allow_is_read(tmp_path: Path, change: Change) -> None:
+def test_what_the_rules_allow_is_read(path: Path, change: Change) -> None:
     data = bytearray(PLAIN)
     change(data)
     assert data != PLAIN
-    assert verdict(tmp_path / "m.qsf", repair(data)) is None
+    assert verdict(path, repair(data)) is None
 
 
 # ---- files that nobody thought of ----
@@ -305,42 +302,42 @@ LIMITED = pytest.mark.skipif(
 )
 
 
+MIXERS = ("lfm2", "qwen3_next", "nemotron_h-moe", "falcon_h1")
+# What a base file has that others lack; the plain one has the rest.
+BASE_OF = {"WPOS": "gpt2", "UNIT": "experts", "KIND": "kinds", "ROPE": "kinds"}
+
+
 @LIMITED
 @pytest.mark.parametrize("n_mutants", [8, pytest.param(24, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("tag", SECTIONS)
+@pytest.mark.parametrize("name", ["plain", "gpt2", "experts", "kinds", *MIXERS])
 def test_mutants_give_typed_errors(
-    tag: str,
+    name: str,
     n_mutants: int,
     tmp_path: Path,
     tiny_llama_4bit: Path,
     tiny_gpt2_8bit: Path,
     tiny_moe_dir: Path,
 ) -> None:
-    base = tiny_gpt2_8bit if tag == "WPOS" else tiny_llama_4bit
-    if tag == "UNIT":
+    base = tiny_gpt2_8bit if name == "gpt2" else tiny_llama_4bit
+    tags = [tag for tag in SECTIONS if BASE_OF.get(tag, "plain") == name]
+    if name == "experts":
         convert(tiny_moe_dir, base := tmp_path / "experts.qsf", quant_type="4bit")
-    elif tag in ("KIND", "ROPE"):
+    elif name == "kinds":
         base = of_kinds(base, tmp_path / "kinds.qsf")
-    check_mutants(base, tag, n_mutants, tmp_path)
-
-
-@LIMITED
-@pytest.mark.parametrize("tag", ["KIND", "TENS"])
-@pytest.mark.parametrize("case", ["lfm2", "qwen3_next", "nemotron_h-moe", "falcon_h1"])
-def test_mutants_of_mixers_give_typed_errors(case: str, tag: str, tmp_path: Path) -> None:
-    check_mutants(write_recurrent(tmp_path, case=case), tag, 40, tmp_path)
-
-
-def check_mutants(base: Path, tag: str, n_mutants: int, folder: Path) -> None:
+    elif name in MIXERS:
+        base, tags = write_recurrent(tmp_path, case=name), ["KIND", "TENS"]
+        n_mutants *= 3
     data = base.read_bytes()
-    paths = []
-    for seed in range(n_mutants):
-        path = folder / f"{seed}.qsf"
-        path.write_bytes(mutant(data, tag, seed))
-        paths.append(path)
-    results = outcomes(base, [base, *paths])
-    assert results[0] == "fine"
+    paths = [base]
+    for tag in tags:
+        for seed in range(n_mutants):
+            paths.append(tmp_path / f"{tag}-{seed}.qsf")
+            paths[-1].write_bytes(mutant(data, tag, seed))
+    first, *results = outcomes(base, paths)
+    assert first == "fine"
     assert [line for line in results if line.startswith(("WRONG", "CRASH"))] == []
-    assert len(results) == n_mutants + 1
-    is_refused = any(line.startswith("Qsf") for line in results)
-    assert is_refused or tag == "META", "broken META is said by qsf-inspect and stops nothing"
+    assert len(results) == n_mutants * len(tags)
+    for i, tag in enumerate(tags):
+        of_tag = results[i * n_mutants :][:n_mutants]
+        is_refused = any(line.startswith("Qsf") for line in of_tag)
+        assert is_refused or tag == "META", "qsf inspect says that META is broken, and reads on"

@@ -1,4 +1,4 @@
-"""The engine's reader as Python has it: its records, and what it finds."""
+"""The engine's reader as Python has it: its records, what it finds, what META and TOKN say."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 
 from make.kind_models import MIXED, SETS, write_model
+from make.qsf_files import tiny_header, write_tiny
+from make.stored import unpack_tokenizer
 from qsf.errors import QsfArgumentError, QsfFormatError
-from qsf.file.layout import to_f32
+from qsf.file.family import family_of, type_of
+from qsf.file.layout import Architecture, dtype_name, to_f32
 from qsf.file.reader import Reader
+from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf_converter import convert
 
 
@@ -85,3 +89,58 @@ def test_what_was_read_stays_after_closing(tiny_llama_4bit: Path) -> None:
         reader.verify()
     with pytest.raises(QsfArgumentError, match="the file is closed"):
         _ = reader.layer_kinds
+
+
+# ---- what the sections META and TOKN say ----
+
+
+@pytest.mark.parametrize(
+    ("meta", "family"),
+    [
+        (b'{"source": {"name": "m", "architecture": "Qwen2ForCausalLM"}}', "qwen2"),
+        (b'{"source": {"name": "m", "architecture": "Gemma3ForConditionalGeneration"}}', "gemma3"),
+        (b'{"source": {"name": "m", "architecture": "GPT2LMHeadModel"}}', "gpt2"),
+        (b'{"source": {"architecture": "ForCausalLM"}}', "other"),
+        (b'{"source": {"architecture": "a\\u001b[2J"}}', "other"),
+        (b'{"quality": {}, "source": {"architecture": "Qwen2ForCausalLM"}}', "other"),
+        (b"[" * 100_000, "other"),
+        (b"", "other"),
+    ],
+)
+def test_the_family_is_the_converters(tmp_path: Path, meta: bytes, family: str) -> None:
+    path = tmp_path / "m.qsf"
+    header = tiny_header(architecture=Architecture.OTHER)
+    write_tiny(path, header=header, sections={"META": meta} if meta else {})
+    with Reader(path) as reader:
+        assert family_of(reader) == family
+
+
+@pytest.mark.parametrize(
+    ("meta", "name"),
+    [
+        (b'{"source": {"name": "m", "architecture": "a", "type": "Q4_K_M"}}', "Q4_K_M"),
+        (b'{"source": {"name": "\\"type\\": \\"Q8_0\\""}}', ""),
+        (b'{"source": {"name": "m"}, "x": {"type": "Q8_0"}}', ""),
+        (b"", ""),
+    ],
+)
+def test_the_type_is_a_kept_ggufs(tmp_path: Path, meta: bytes, name: str) -> None:
+    path = tmp_path / "m.qsf"
+    write_tiny(path, header=tiny_header(), sections={"META": meta} if meta else {})
+    with Reader(path) as reader:
+        assert type_of(reader) == (name or dtype_name(reader.header.dtype))
+
+
+JSON = b'{"model": {"vocab": {' + b", ".join(b'"t%d": %d' % (i, i) for i in range(2000)) + b"}}}"
+
+
+def test_it_is_smaller_and_comes_back() -> None:
+    section = pack_tokenizer(JSON)
+    assert section[:4] == b"LZ4\n"
+    assert len(section) < 0.6 * len(JSON)
+    assert unpack_tokenizer(section) == JSON
+
+
+def test_what_does_not_shrink_is_stored_as_it_is() -> None:
+    assert pack_tokenizer(b"{}") == b"{}"
+    assert unpack_tokenizer(JSON) == JSON  # older files have it raw

@@ -28,10 +28,6 @@ def random_rows(n_rows: int, n_cols: int, seed: int = 0) -> np.ndarray:
     return rng.standard_normal((n_rows, n_cols)).astype(np.float32)
 
 
-def test_every_type_has_a_tile_worked_out_by_hand() -> None:
-    assert sorted(GOLDEN) == sorted(QUANTISED)
-
-
 @pytest.mark.parametrize("dtype", GOLDEN)
 @pytest.mark.parametrize("rule", ["search", "nearest"])
 def test_tile_worked_out_by_hand(dtype: Dtype, rule: Rule) -> None:
@@ -81,14 +77,6 @@ def test_any_codes_come_back(dtype: Dtype, n_tiles: int, seed: int) -> None:
     size, head = tile_bytes(dtype, 16, 64), 64 if dtype in WITH_MIN else 32
     for t in range(n_tiles):
         assert tiles[t * size + head : (t + 1) * size] == pack(dtype, codes[:, t].tolist())
-
-
-def test_dense_bytes_are_the_fractions_of_the_specification() -> None:
-    """Every n gives its five digits back, first the highest."""
-    for n in range(243):
-        byte = -(-256 * n // 243)
-        digits = [byte * 3**k % 256 * 3 >> 8 for k in range(5)]
-        assert digits == [n // 81, n // 27 % 3, n // 9 % 3, n // 3 % 3, n % 3]
 
 
 @pytest.mark.parametrize("dtype", ALL_TYPES)

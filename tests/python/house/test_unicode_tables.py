@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from qsf_converter.text.characters import named
 
@@ -33,25 +31,6 @@ def require_version() -> None:
     assert match is not None
     if tokenizers.__version__ != match[1]:
         pytest.skip(f"tokenizers is {tokenizers.__version__}, the tables are of {match[1]}")
-
-
-def read_numbers(text: str) -> list[int]:
-    numbers, number = [], 0
-    for char in text:
-        digit = tables.DIGITS.index(char)
-        if digit < tables.N_LAST:
-            numbers.append(number * tables.N_LAST + digit)
-            number = 0
-        else:
-            number = number * (len(tables.DIGITS) - tables.N_LAST) + digit - tables.N_LAST
-    return numbers
-
-
-@given(st.lists(st.integers(0, 2**32 - 1)))
-def test_numbers_are_read_as_they_were_written(numbers: list[int]) -> None:
-    rows = tables.write_rows(numbers)
-    assert all(len(row) <= tables.N_ROW + 3 for row in rows.splitlines())
-    assert read_numbers("".join(re.findall(r'"(.*)",\n', rows))) == numbers
 
 
 def test_the_file_has_the_library_s_compositions() -> None:

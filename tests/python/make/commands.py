@@ -111,7 +111,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def call(*arguments: object) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
         command = [*COMMAND, *map(str, arguments)]
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path)
+        # Without buffers: what they hold, communicate() would not see.
+        process = subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=tmp_path, bufsize=0
+        )
         processes.append(process)
         return process
 

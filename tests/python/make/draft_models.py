@@ -1,4 +1,4 @@
-"""Models for guesses of the next tokens, and how one is opened so that it streams."""
+"""How a model with room for guesses of the next tokens is opened so that it streams."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def least_options(path: Path, **options: Any) -> dict[str, Any]:
 
 
 @cache
-def _why_not(path: Path, method: str) -> str | None:
+def why_not(path: Path, method: str) -> str | None:
     try:
         with qsf.Model(path, **least_options(path, io=method)):
             return None
@@ -105,7 +105,7 @@ def _why_not(path: Path, method: str) -> str | None:
 
 def require_method(path: Path, method: str) -> None:
     """Skip the test, and say why, where ``path`` cannot be read this way."""
-    why = _why_not(path, method)
+    why = why_not(path, method)
     if why is not None:
         print(why)
         pytest.skip(why)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,22 @@ def families(*, is_small: bool = False) -> dict[str, bytes]:
             added=scheme != "first",
         )  # fmt: skip
     return made
+
+
+def spm_json(pieces: Sequence[str], merges: Sequence[str]) -> bytes:
+    """Return a tokenizer such as LLaMA 2's: three special tokens, all bytes, these pieces."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    plain = dict.fromkeys(("lstrip", "rstrip", "single_word", "normalized"), False)
+    rows = [{"id": i, "content": names[i], "special": True, **plain} for i in range(3)]
+    model = {
+        "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
+        "vocab": {name: i for i, name in enumerate(names)}, "merges": list(merges),
+    }  # fmt: skip
+    data = {
+        "version": "1.0", "added_tokens": rows, "normalizer": _LLAMA2, "pre_tokenizer": None,
+        "post_processor": None, "decoder": _decoders(*_FALLBACK, _STRIP), "model": model,
+    }  # fmt: skip
+    return json.dumps(data, ensure_ascii=False).encode()
 
 
 def qwen2_json(folder: Path) -> bytes:

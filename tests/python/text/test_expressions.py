@@ -20,7 +20,7 @@ from qsf.errors import QsfFormatError
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.gguf_tokenizer import SPLITS
 from qsf_converter.text.expressions import ExpressionError, parse
-from qsf_converter.text.tables import open_tokenizer, text_section
+from qsf_converter.text.tables import text_section
 
 TEXTS = (
     "It's 3 o'clock; I'LL pay $1234567.89 + 20% of <that>!  DON'Twe\u017f'\u017f",
@@ -266,22 +266,3 @@ def test_long_texts_are_read_once(expression: str, text: str) -> None:
     """With a new search at every place these took hours."""
     ours = compiled(tokenizer_json(sequence(split(expression), byte_level())))
     assert ours.decode(ours.encode(text, add_prefix=False)) == text
-
-
-def test_bert_separates_ideographs_only_if_told_to() -> None:
-    for has_ideographs in (True, False):
-        data = json.loads(tokenizer_json({"type": "BertPreTokenizer"}))
-        data["normalizer"] = {
-            "type": "BertNormalizer", "clean_text": True, "strip_accents": None, "lowercase": False,
-            "handle_chinese_chars": has_ideographs,
-        }  # fmt: skip
-        words = ["a", "b", "\u4f60", "\u597d", "<unk>", "\u4f60\u597d"]
-        data["model"] = {
-            "type": "BPE", "vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>",
-            "merges": [["\u4f60", "\u597d"]],
-        }  # fmt: skip
-        raw = json.dumps(data).encode()
-        library = tokenizers.Tokenizer.from_buffer(raw)
-        ours = open_tokenizer(raw, bos_id=None)
-        for text in ("a\u4f60\u597db", "\u4f60 \u597d\u4f60\u597d"):
-            check_equal(ours, library, text)

@@ -1,8 +1,10 @@
-"""Sampling parameters, their defaults, and stop rules."""
+"""Sampling parameters, their defaults, stop rules; how many tokens two texts share."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import itertools
+from array import array
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.text.arguments import count_common
 from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
 
 
@@ -104,3 +107,16 @@ def test_how_text_is_cut_into_pieces_does_not_matter(
     assert is_stopped == any(stop in text for stop in stops)
     assert text.startswith(shown)
     assert not any(stop in shown for stop in stops)
+
+
+# ---- token ids ----
+
+
+TOKENS = st.lists(st.integers(0, 2), max_size=200)
+
+
+@given(common=TOKENS, a=TOKENS, b=TOKENS)
+def test_common_tokens_are_counted(common: list[int], a: list[int], b: list[int]) -> None:
+    a, b = common + a, common + b
+    equal = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False))
+    assert count_common(array("I", a), array("I", b)) == len(list(equal))

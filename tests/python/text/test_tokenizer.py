@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import resource
 import sys
@@ -15,65 +14,17 @@ from hypothesis import strategies as st
 
 from make.mutants import SECTIONS
 from make.stored import unpack_tokenizer
+from make.text_families import spm_json
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.text.parts import read_text_parts
 from qsf.text.tokenizer import Tokenizer, max_text_bytes, protect_special
 from qsf_converter import convert
 from qsf_converter.text.tables import open_tokenizer
 
-TEXTS = [
-    "Once upon a time",
-    " two  spaces ",
-    "naïve café, Führer, 你好世界",
-    "emoji \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 end",
-    "line\nbreaks\r\n\tand tabs",
-    "",
-]
-
-
-def spm_json(decoder: object = None) -> bytes:
-    """Return a small SentencePiece-like tokenizer: pieces with a leading bar, byte tokens."""
-    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    names += ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"]
-    standard = {
-        "type": "Sequence",
-        "decoders": [
-            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "},
-            {"type": "ByteFallback"},
-            {"type": "Fuse"},
-            {"type": "Strip", "content": " ", "start": 1, "stop": 0},
-        ],
-    }
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return json.dumps(
-        {
-            "version": "1.0",
-            "added_tokens": [
-                {"id": i, "content": names[i], "special": True, **special} for i in range(3)
-            ],
-            "normalizer": {
-                "type": "Sequence",
-                "normalizers": [
-                    {"type": "Prepend", "prepend": "\u2581"},
-                    {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-                ],
-            },
-            "pre_tokenizer": None,
-            "post_processor": None,
-            "decoder": decoder or standard,
-            "model": {
-                "type": "BPE",
-                "unk_token": "<unk>",
-                "fuse_unk": True,
-                "byte_fallback": True,
-                "vocab": {name: i for i, name in enumerate(names)},
-                "merges": ["\u2581 h", "\u2581h i"],
-            },
-        }
-    ).encode()
-
-
-SPM = open_tokenizer(spm_json(), bos_id=1, add_bos=True)
+SPM_JSON = spm_json(
+    ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"], ["\u2581 h", "\u2581h i"]
+)
+SPM = open_tokenizer(SPM_JSON, bos_id=1, add_bos=True)
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +47,7 @@ def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes, bundled: Tokeniz
         )
     assert 0 not in open_tokenizer(bundled_json, bos_id=0, add_bos=False).encode("Once")
     assert SPM.encode("hi")[0] == 1
-    assert open_tokenizer(spm_json(), bos_id=1, add_bos=None).encode("hi")[0] != 1
+    assert open_tokenizer(SPM_JSON, bos_id=1, add_bos=None).encode("hi")[0] != 1
     assert bundled.encode("<|begin_of_text|>Once") == bundled.encode("Once")
     assert bundled.encode("Once", add_prefix=False) == bundled.encode("Once")[1:]
     assert bundled.encode("") == [0]
@@ -146,12 +97,6 @@ def test_a_text_that_is_too_long_is_refused(bundled: Tokenizer) -> None:
 # ---- decoding ----
 
 
-def test_encoding_and_decoding_gives_the_text(bundled: Tokenizer) -> None:
-    for text in TEXTS:
-        assert bundled.decode(bundled.encode(text)) == text
-        assert SPM.decode(SPM.encode(text)) == text
-
-
 def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
     decoder = bundled.incremental()
     ids = bundled.encode("\U0001f600", add_prefix=False)
@@ -167,24 +112,6 @@ def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
     assert SPM.incremental(at_start=False).push(hi) == " hi"
     assert SPM.incremental(at_start=True).push(hi) == "hi"
     assert SPM.decode([hi, hi]) == "hi hi"
-
-
-@given(ids=st.lists(st.integers(0, 266), max_size=40))
-def test_sentencepiece_pieces_join_to_the_whole(ids: list[int]) -> None:
-    check_pieces(SPM, ids)
-
-
-def check_pieces(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Pieces join to the whole, and none ends in the middle of a character."""
-    decoder = tokenizer.incremental(at_start=True)
-    pieces = [decoder.push(token_id) for token_id in ids]
-    assert "".join(pieces) + decoder.flush() == tokenizer.decode(ids)
-    raw = b"".join(tokenizer.token_bytes(token_id) for token_id in ids)
-    try:
-        raw.decode()
-    except UnicodeDecodeError:
-        return
-    assert all("\ufffd" not in piece for piece in pieces) or "\ufffd" in raw.decode()
 
 
 # ---- refusals ----

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is converted holds the weights of the checkpoint: exactly, or near."""
+"""Ternary types hold the weights of a checkpoint: exactly, or by the rule that is asked for."""
 
 from __future__ import annotations
 
@@ -10,56 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from make import hf_makers, tiny_checkpoints
+from make import hf_makers
 from oracle import reference
 from qsf.errors import QsfArgumentError
 from qsf.file.reader import Reader
 from qsf_converter import convert
-
-
-def logits(model: reference.Model) -> np.ndarray:
-    tokens = np.random.default_rng(4).integers(0, 101, 40)
-    values: np.ndarray = reference.forward(model, tokens).logits
-    return values
-
-
-@pytest.mark.parametrize("storage", ["fp32", "fp16", "bf16"])
-def test_f16_files_give_the_logits_of_the_checkpoint(tmp_path: Path, storage: str) -> None:
-    for make in (tiny_checkpoints.make_llama, tiny_checkpoints.make_gpt2):
-        folder = make(tmp_path / make.__name__, storage=storage)
-        convert(folder, tmp_path / "out.qsf", quant_type="f16", force=True)
-        expected = logits(reference.load_huggingface(folder))
-        found = logits(reference.load_qsf(tmp_path / "out.qsf"))
-        # fp16 weights are kept to the bit; of others f16 keeps eleven bits.
-        tolerance = 1e-6 if storage == "fp16" else 2e-2 * expected.std()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize(
-    ("quant", "tolerance"),
-    [
-        ("8bit", 0.05),
-        ("4bit", 0.6),
-        ("4bit-sym", 0.6),
-        ("4bit-nl", 0.6),
-        ("3bit", 0.9),
-        ("2bit", 1.2),
-        ("2bit-sym", 1.2),
-        ("ternary", 1.3),
-        ("ternary-dense", 1.3),
-    ],
-)
-def test_quantised_files_stay_near(tmp_path: Path, quant: str, tolerance: float) -> None:
-    for make in (tiny_checkpoints.make_llama, tiny_checkpoints.make_gpt2):
-        folder = make(tmp_path / f"{make.__name__}")
-        out = tmp_path / f"{make.__name__}.qsf"
-        convert(folder, out, quant_type=quant)
-        expected = logits(reference.load_huggingface(folder))
-        error = logits(reference.load_qsf(out)) - expected
-        assert 0 < error.std() < tolerance * expected.std()
-
-
-# ---- ternary types ----
 
 MATRICES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
