@@ -21,7 +21,7 @@ from make.stored import Reader
 from qsf import Model
 from qsf.cli.run import report
 from qsf.cli.serve_options import ServeOptions
-from qsf.native import records
+from qsf.native import binding
 from qsf_converter import convert
 
 OPEN: dict[str, Any] = {"exact": True, "kv_type": "f32", "ram_budget": None}
@@ -63,7 +63,7 @@ def test_guesses_are_those_of_numpy(name: str, tmp_path: Path) -> None:
     source = mtp_models.write_hf(case, tmp_path / "m")
     guesser = mtp_models.Guesser(source)
     with qsf.Model(f16(source, tmp_path / "m.qsf"), **OPEN, threads=1) as model:
-        assert model.info.plan.mtp_state == records.DRAFTER_HELD
+        assert model.info.plan.mtp_state == binding.DRAFTER_HELD
         session, counts = model.session._native, [0]
         rng = np.random.default_rng(1)
         while sum(counts) < 8 or max(counts) < 2:  # a guess after a guess
@@ -102,11 +102,11 @@ def test_no_text_depends_on_the_head(qwen: Path) -> None:
     most = (whole.process_bytes + whole.engine_bytes >> 20) + 16
     least = -(-whole.min_budget_bytes >> 20)
     plans = {plan.mtp_state: (mb, plan) for mb in range(least, most) for plan in [planned(mb)]}
-    assert sorted(plans) == [records.DRAFTER_HELD, 2]  # QSF_DRAFTER_NO_ROOM
+    assert sorted(plans) == [binding.DRAFTER_HELD, 2]  # QSF_DRAFTER_NO_ROOM
     for state, (mb, plan) in plans.items():
         assert text_of(ram_budget=mb) == want
         lines = "\n".join(report.plan_lines(plan))
-        is_held = state == records.DRAFTER_HELD
+        is_held = state == binding.DRAFTER_HELD
         assert ("drafts also by the file's MTP head" in lines) == is_held
         assert ("without the file's MTP head" in lines) != is_held
 
@@ -120,7 +120,7 @@ def test_left_out_the_head_costs_nothing(qwen: Path, tmp_path: Path) -> None:
     auto = qsf.Model.plan(qwen, ram_budget=None)
     more = auto.min_budget_bytes - auto.process_bytes - off.min_budget_bytes + off.process_bytes
     assert more < 1 << 20
-    assert (auto.mtp_state, off.mtp_state) == (records.DRAFTER_HELD, records.DRAFTER_NONE)
+    assert (auto.mtp_state, off.mtp_state) == (binding.DRAFTER_HELD, binding.DRAFTER_NONE)
 
 
 def test_a_saved_session_goes_on_with_and_without_the_head(qwen: Path, tmp_path: Path) -> None:

@@ -26,8 +26,7 @@ from make.qsf_files import tiny_header, write_tiny
 from make.tiny_checkpoints import make_llama
 from qsf.cli import evaluate as eval_cli
 from qsf.errors import MAX_LINE
-from qsf.evaluate.evaluation import ShortenedLogits
-from qsf.evaluate.windows import cut_windows
+from qsf.evaluate.evaluation import ShortenedLogits, cut_windows
 from qsf.kv import KvPolicy
 from qsf.session import Session
 from qsf.shell.command import StoppedError

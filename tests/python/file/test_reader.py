@@ -12,10 +12,10 @@ from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import tiny_header, write_tiny
 from make.stored import unpack_tokenizer
 from qsf.errors import QsfArgumentError, QsfFormatError
+from qsf.file.blocks import pack_tokenizer
 from qsf.file.family import family_of, type_of
 from qsf.file.layout import Architecture, dtype_name, to_f32
 from qsf.file.reader import Reader
-from qsf.file.stored_tokenizer import pack_tokenizer
 from qsf_converter import convert
 
 
