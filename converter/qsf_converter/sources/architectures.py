@@ -140,7 +140,13 @@ _CLASSES_OF: Final = (5, 24)
 _OF_CLASSES: Final = frozenset(
     ("is_encoder_decoder", "add_cross_attention", "clip_qkv", "qk_layernorm", "moe_latent_size",
      "sliding_window", "rotary_dim", "tie_embedding", "mamba_n_groups", "mamba_d_conv",
-     "mamba_expand", "quantization", "quantization_config")
+     "mamba_expand", "quantization", "quantization_config",
+     # false, or refused
+     "add_classification_head", "apply_residual_connection_post_layernorm", "attention_bias",
+     "attn_layer_indices", "group_limited_greedy", "mamba_proj_bias", "mlp_bias",
+     "moe_normalize_expert_weights", "norm_topk_prob", "post_norm", "projectors_bias",
+     "scale_attn_by_inverse_layer_idx", "use_bias", "use_bidirectional_attention", "use_cla",
+     "use_mrope", "use_qk_norm", "use_sliding_window")
 )  # fmt: skip
 _NOT_IN_TRANSFORMERS: Final = ("InternLM3ForCausalLM",)
 

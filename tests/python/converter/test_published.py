@@ -99,8 +99,11 @@ def tokenizer_of(row: Row) -> Row:
     known = {token["content"] for token in data["added_tokens"]}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     new = [mark for mark in dict.fromkeys(["<end>", *marks_of(row)]) if mark not in known]
+    held = dict(data["model"]["vocab"])  # which may have a mark as a word
+    behind = [mark for mark in new if mark not in held]
+    held |= {mark: first + i for i, mark in enumerate(behind)}
     data["added_tokens"] += [
-        {"id": first + i, "content": mark, "special": True, **flags} for i, mark in enumerate(new)
+        {"id": held[mark], "content": mark, "special": True, **flags} for mark in new
     ]
     return data
 
