@@ -162,8 +162,22 @@ def say_error(program: str, text: str) -> None:
 def say_line(line: str) -> None:
     """Print a line on standard error; ignores a terminal that is gone."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{wrapped(line)}\n")
         sys.stderr.flush()
+
+
+def wrapped(text: str) -> str:
+    """Break lines between words where the terminal of standard error would break within them."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):  # no terminal
+        return text
+    if columns == 0 or all(len(line) <= columns for line in text.split("\n")):
+        return text
+    import textwrap
+
+    fit = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(fit.fill(line) if len(line) > columns else line for line in text.split("\n"))
 
 
 def read_answer(question: str, *, default: bool) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    print(command.wrapped(text), file=sys.stderr, flush=True)
 
 
 def say_lines(lines: list[str]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from make.screens import lines_of
 from qsf.cli.run.answer import LoopGuard, generate, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
 from qsf.options import GenerationOptions
+from qsf.shell import command
 from qsf.shell.prose import Prose
 
 STYLE = re.compile(r"\x1b\[\d*m")
@@ -156,3 +158,11 @@ def test_a_loop_ends_the_answer(monkeypatch: pytest.MonkeyPatch, is_thought: boo
 def test_a_pipe_has_no_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert terminal_guard(is_wanted=True) is None
+
+
+def test_our_own_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "in memory 374 MB of at most 50 MB\n  --ram-budget auto"
+    assert command.wrapped(line) == line  # no terminal
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2))
+    monkeypatch.setattr("os.get_terminal_size", lambda _: SimpleNamespace(columns=20))
+    assert command.wrapped(line) == "in memory 374 MB of\nat most 50 MB\n  --ram-budget auto"
