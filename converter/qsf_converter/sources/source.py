@@ -6,12 +6,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from qsf.errors import QsfConversionError, QsfIOError
 from qsf.foreign_json import read_json
+from qsf.text.render import one_process
 from qsf_converter import sources
 from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
 from qsf_converter.sources.architectures import family_of, read_facts
@@ -204,39 +206,46 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             f"{path}: a model directory or a GGUF file is expected, not a file of another kind"
         )
     with GgufCheckpoint(path) as checkpoint:
-        fields = checkpoint.head.metadata
         try:
             facts = read_facts(checkpoint.family, checkpoint.config)
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
-        tokenizer, reason = tokenizer_of(fields)
-        chat, left_out, template_fault = usable_chat(
+        yield _source_of_gguf(path, checkpoint, facts)
+
+
+@one_process()
+def _source_of_gguf(path: Path, checkpoint: GgufCheckpoint, facts: Facts) -> Source:
+    fields = checkpoint.head.metadata
+    with ThreadPoolExecutor(1) as beside:  # the template is tried in another process
+        trial = beside.submit(
+            usable_chat,
             chat_of(fields, metadata.token_ids(checkpoint.config)),
             embedding.of_gguf(fields, has_head=checkpoint.family.has_head),
         )
-        source = Source(
-            path=path,
-            config=checkpoint.config,
-            family=checkpoint.family,
-            facts=facts,
-            checkpoint=checkpoint,
-            tokenizer=tokenizer,
-            chat=chat,
-            template_fault=template_fault,
-            least_type=checkpoint.least_type,
-            keeps=checkpoint.keeps,
-            unkept_type=checkpoint.unkept_type,
-            origin=Origin(
-                name=_text(fields, "general.name") or metadata.file_name(path.stem),
-                config_sha256=checkpoint.head.metadata_sha256,
-                licence=_text(fields, "general.license"),
-                type_name=FILE_TYPES.get(fields.get("general.file_type"), ""),
-            ),
-        )
-        reasons = (reason,) if reason else ()
-        yield _completed(
-            source, (*checkpoint.warnings, *left_out, *reasons), embedding.with_dense_of_gguf
-        )
+        tokenizer, reason = tokenizer_of(fields)
+        chat, left_out, template_fault = trial.result()
+    source = Source(
+        path=path,
+        config=checkpoint.config,
+        family=checkpoint.family,
+        facts=facts,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        chat=chat,
+        template_fault=template_fault,
+        least_type=checkpoint.least_type,
+        keeps=checkpoint.keeps,
+        unkept_type=checkpoint.unkept_type,
+        origin=Origin(
+            name=_text(fields, "general.name") or metadata.file_name(path.stem),
+            config_sha256=checkpoint.head.metadata_sha256,
+            licence=_text(fields, "general.license"),
+            type_name=FILE_TYPES.get(fields.get("general.file_type"), ""),
+        ),
+    )
+    reasons = (reason,) if reason else ()
+    warnings = (*checkpoint.warnings, *left_out, *reasons)
+    return _completed(source, warnings, embedding.with_dense_of_gguf)
 
 
 def _is_gguf(path: Path) -> bool:
