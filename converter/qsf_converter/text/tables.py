@@ -445,19 +445,17 @@ def _slots_of(hashes: U32, values: U32) -> tuple[U32, int]:
     while n_slots * _MAX_FILL < len(hashes):
         n_slots *= 2
     while True:
-        slots = [_NONE] * n_slots
-        most = 1
-        for first, value in zip(
-            (hashes & np.uint32(n_slots - 1)).tolist(), values.tolist(), strict=True
-        ):
-            slot, n_probes = first, 1
-            while slots[slot] != _NONE:
-                slot = (slot + 1) & (n_slots - 1)
-                n_probes += 1
-            slots[slot] = value
-            most = max(most, n_probes)
-        if most <= _MAX_PROBES:
-            return np.array(slots, "<u4"), most
+        slots = np.full(n_slots, _NONE, np.uint32)
+        rest, at, n_probes = np.arange(len(hashes)), hashes & np.uint32(n_slots - 1), 0
+        while len(rest) and n_probes < _MAX_PROBES:
+            n_probes += 1
+            is_first = np.zeros(len(rest), bool)  # of those that want a slot
+            is_first[np.unique(at, return_index=True)[1]] = True
+            takes = is_first & (slots[at] == _NONE)
+            slots[at[takes]] = values[rest[takes]]
+            rest, at = rest[~takes], at[~takes] + np.uint32(1) & np.uint32(n_slots - 1)
+        if not len(rest):
+            return slots, max(1, n_probes)
         n_slots *= 2
 
 
