@@ -219,6 +219,8 @@ def _ranked(data: bytes, config: Mapping[str, Any]) -> Said:
 def _tekken(data: bytes) -> Said:
     said = read_json(data, memory_bytes=TOKENIZER_MEMORY_BYTES)
     n_special = said["config"]["default_num_special_tokens"]
+    if not 0 <= n_special <= _MOST_ADDED:
+        raise ValueError(f"{n_special} special tokens")
     n_words = said["config"]["default_vocab_size"] - n_special
     ranks = {base64.b64decode(row["token_bytes"]): row["rank"] for row in said["vocab"][:n_words]}
     special = [f"<SPECIAL_{idx}>" for idx in range(n_special)]

@@ -198,6 +198,7 @@ def test_word_pieces(tmp_path: Path) -> None:
         ("qwen.tiktoken", b"YQ== 0\nYQ== 1\n", "'gpt2' splits"),
         ("tekken.json", b"{}", "tekken.json"),
         ("tekken.json", LONG_TOKEN, "a token of more than 512 bytes"),
+        ("tekken.json", LONG_TOKEN.replace(b": 8,", b": 80000000000,"), "80000000000 special"),
         ("vocab.json", b"{}", "without a class"),
         ("vocab.txt", b"a\nb\n", "BERT's uncased"),
     ],
