@@ -439,7 +439,8 @@ def _note(choices: Sequence[Choice]) -> str:
 
 def log_json(record: dict[str, Any]) -> None:
     """Print a line of the log for programs."""
-    command.say_line(json.dumps({name: value for name, value in record.items() if value}))
+    line = json.dumps({name: value for name, value in record.items() if value})
+    command.say_line(line, is_wrapped=False)
 
 
 def log_line(record: dict[str, Any]) -> None:

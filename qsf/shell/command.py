@@ -159,10 +159,10 @@ def say_error(program: str, text: str) -> None:
     say_line(f"{typed(program)}: error: {error_line(text)}")
 
 
-def say_line(line: str) -> None:
+def say_line(line: str, *, is_wrapped: bool = True) -> None:
     """Print a line on standard error; ignores a terminal that is gone."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{wrapped(line)}\n")
+        sys.stderr.write(f"{wrapped(line) if is_wrapped else line}\n")
         sys.stderr.flush()
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from make.screens import lines_of
 from qsf.cli.run.answer import LoopGuard, generate, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
 from qsf.options import GenerationOptions
+from qsf.serve.server import log_json
 from qsf.shell import command
 from qsf.shell.prose import Prose
 
@@ -166,3 +168,9 @@ def test_our_own_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(sys, "stderr", SimpleNamespace(fileno=lambda: 2))
     monkeypatch.setattr("os.get_terminal_size", lambda _: SimpleNamespace(columns=20))
     assert command.wrapped(line) == "in memory 374 MB of\nat most 50 MB\n  --ram-budget auto"
+    said: list[str] = []
+    stream = SimpleNamespace(fileno=lambda: 2, write=said.append, flush=lambda: None)
+    monkeypatch.setattr(sys, "stderr", stream)
+    log_json({"path": "/v1/chat/completions", "note": "prompt 1 cached 0"})
+    assert json.loads(said[0])["note"] == "prompt 1 cached 0"
+    assert said[0].count("\n") == 1
