@@ -266,7 +266,7 @@ static qsf_options with_drafter(uint64_t *process_bytes)
 
 /* The least budget has no room for a draft model, more has, and what is held is in the plan. As
  * long as something is streamed, the draft model's embedding table takes no memory that its rows
- * need not. What is said: tests/python/api/test_draft_model.py. */
+ * need not. What is said: tests/python/api/test_drafts.py. */
 static void check_plan(void)
 {
     qsf_model *m;

@@ -482,7 +482,7 @@ def test_the_plan_and_the_end_say_what_a_file_costs(
     assert "written to a file" not in whole.stderr
 
 
-# ---- layers skipped by importance; which, and what is refused: tests/c/check_skip.c ----
+# ---- layers skipped by importance; which, and what is refused: api/test_skip.py ----
 
 
 # Of ten layers; the ends matter least, so that only the rule keeps them. Then 6, 3, 7, 2, 5, 4.
