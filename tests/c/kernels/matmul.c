@@ -374,5 +374,6 @@ int check_dequant_row(void)
     for (size_t d = 0; d < COUNT_OF(dtypes); d++)
         for (fill how = FILL_RANDOM; how < FILL_COUNT; how++)
             check_rows(dtypes[d], how);
+    CHECK(check_counts_.n_checks > 0 || n_levels == 0); /* scalar alone has nothing beside it */
     return check_report("dequant_row");
 }
