@@ -13,8 +13,7 @@ import pytest
 import tokenizers
 
 from make import hf_makers
-from make.published_splits import SETTINGS
-from make.text_families import MARK, families
+from make.text_families import MARK, SETTINGS, families
 from qsf.text.tokenizer import byte_of_char
 from qsf_converter import convert
 from qsf_converter.sources.folder_tokenizer import tokenizer_of_folder

@@ -17,9 +17,8 @@ import pytest
 import tokenizers
 
 from make import gguf_files, tiny_checkpoints
-from make.published_splits import SETTINGS
 from make.stored import Reader
-from make.text_families import families
+from make.text_families import SETTINGS, families
 from qsf.errors import QsfConversionError
 from qsf.text.parts import read_text_parts
 from qsf_converter import convert

@@ -16,8 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from qsf_converter.sources.gguf_tokenizer import SPLITS
-
+Settings = dict[str, Any]
 MARK = "\u2581"
 
 _ALPHABETS = (
@@ -32,32 +31,10 @@ _ALPHABETS = (
     f"{MARK} {MARK}a",
     "\x00\x01\x1f\x7f\u0080\u00ad\ufeff",
 )
-SPECIAL = (
-    "<s>",
-    "</s>",
-    "<|im_start|>",
-    "<unk>",
-    "[X]",
-    " lead",
-    "word",
-    "nor\u00e9",
-    "\n\n",
-    "<0x41>",
-)
 _PIECES = (
-    *SPECIAL,
-    "<|im_",
-    "start|>",
-    "</",
-    "<s",
-    "s>",
-    "'s",
-    "'LL",
-    "  ",
-    "1234",
-    "\r\n",
-    "the ",
-)
+    "<s>", "</s>", "<|im_start|>", "<unk>", "[X]", " lead", "word", "nor\u00e9", "\n\n", "<0x41>",
+    "<|im_", "start|>", "</", "<s", "s>", "'s", "'LL", "  ", "1234", "\r\n", "the ",
+)  # fmt: skip
 
 
 def random_text(rng: random.Random, n_parts: int) -> str:
@@ -77,57 +54,34 @@ def random_text(rng: random.Random, n_parts: int) -> str:
     return "".join(parts)
 
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-# As the tokenizer.json of these families have them.
-EXPRESSIONS = {
-    "llama3": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}",
-    "qwen2": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}",
-    "qwen35": rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    rf"| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}",
-    "o200k": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    rf"{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}]+"
-    rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}]*{_CONTRACTIONS}?|\p{{N}}{{1,3}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}",
-    "tekken": r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}",
-}
-_DEEPSEEK = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}",
-)
-_LLAMA_CPP = (
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    "[0-9][0-9][0-9]",
-)
+# tests/data/tokenizers.json: how the tokenizers of `families` differ, and what published ones set.
+#
+# - settings: the pre_tokenizer of tokenizer.json, by models that share it. Only settings, no words:
+#   which model has which rule is what llama.cpp's convert_hf_to_gguf_update.py says, expressions
+#   are those of its src/llama-vocab.cpp (https://github.com/ggml-org/llama.cpp); CLIP, T5, Llama 2
+#   and the like are as transformers' convert_slow_tokenizer.py makes them.
+# - normalizers: those of tokenizer.json, by model or by who makes it.
+# - others: settings of the library's other pre-tokenizers, which no published model has.
+_DATA = json.loads((Path(__file__).parents[2] / "data" / "tokenizers.json").read_text("utf-8"))
+SETTINGS: dict[str, Settings] = {name: row for names, row in _DATA["settings"] for name in names}
+NORMALIZERS: dict[str, Settings] = _DATA["normalizers"]
+OTHERS: dict[str, Settings] = _DATA["others"]
 
 
-def _split(expression: str) -> dict[str, Any]:
-    return {
-        "type": "Split",
-        "pattern": {"Regex": expression},
-        "behavior": "Isolated",
-        "invert": False,
-    }
+def split(expression: str) -> Settings:
+    """Return a pre-tokenizer Split."""
+    pattern = {"Regex": expression}
+    return {"type": "Split", "pattern": pattern, "behavior": "Isolated", "invert": False}
 
 
-def _byte_level(*, add_prefix_space: bool = False, use_regex: bool = False) -> dict[str, Any]:
-    return {
-        "type": "ByteLevel",
-        "add_prefix_space": add_prefix_space,
-        "trim_offsets": True,
-        "use_regex": use_regex,
-    }
+def byte_level() -> Settings:
+    """Return a pre-tokenizer ByteLevel that does not split."""
+    flags = {"add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {"type": "ByteLevel", **flags}
 
 
-def _sequence(*parts: dict[str, Any]) -> dict[str, Any]:
+def sequence(*parts: Settings) -> Settings:
+    """Return a pre-tokenizer Sequence."""
     return {"type": "Sequence", "pretokenizers": list(parts)}
 
 
@@ -189,13 +143,15 @@ def _trained(kind: str, *, is_small: bool) -> str:
     return str(tokenizer.to_str())
 
 
-def _made(kind: str, *, is_small: bool, added: bool = True, **parts: Any) -> bytes:
-    data = json.loads(_trained(kind, is_small=is_small))
-    data["model"].update(parts.pop("model", {}))
-    if kind == "chars":  # real vocabularies have no merges with the unknown token
+def _made(
+    vocabulary: str, *, is_small: bool, added: bool = True, model: Settings, **parts: Any
+) -> bytes:
+    data = json.loads(_trained(vocabulary, is_small=is_small))
+    data["model"].update(model)
+    if vocabulary == "chars":  # real vocabularies have no merges with the unknown token
         merges = data["model"]["merges"]
         data["model"]["merges"] = [merge for merge in merges if "<unk>" not in merge]
-    rows = [] if kind == "bytes" else [row for row in data["added_tokens"] if row["id"] < 3]
+    rows = [] if vocabulary == "bytes" else [row for row in data["added_tokens"] if row["id"] < 3]
     ids = data["model"]["vocab"]
     known = set(ids) if isinstance(ids, dict) else {name for name, _ in ids}
     if added:
@@ -207,121 +163,11 @@ def _made(kind: str, *, is_small: bool, added: bool = True, **parts: Any) -> byt
     return json.dumps(data).encode()
 
 
-_NFC = {"type": "NFC"}
-_BYTE_DECODER = _byte_level(add_prefix_space=True, use_regex=True)
-_TO_MARK = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
-_LLAMA2 = {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": MARK}, _TO_MARK]}
-_FALLBACK = (
-    {"type": "Replace", "pattern": {"String": MARK}, "content": " "},
-    {"type": "ByteFallback"},
-    {"type": "Fuse"},
-)
-_STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-
-
-def _decoders(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "Sequence", "decoders": list(parts)}
-
-
-def _metaspace(scheme: str, *, split: bool) -> dict[str, Any]:
-    return {"type": "Metaspace", "replacement": MARK, "prepend_scheme": scheme, "split": split}
-
-
-def _template(bos: str, idx: int) -> dict[str, Any]:
-    sequence = {"Sequence": {"id": "A", "type_id": 0}}
-    return {
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": bos, "type_id": 0}}, sequence],
-        "pair": [sequence, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [idx], "tokens": [bos]}},
-    }
-
-
 @functools.cache
 def families(*, is_small: bool = False) -> dict[str, bytes]:
     """Return the tokenizer.json of each family; small ones have few merges."""
-    make = functools.partial(_made, is_small=is_small)
-    made: dict[str, bytes] = {
-        "gpt2": make("bytes", pre_tokenizer=_byte_level(use_regex=True)),
-        "gpt2 with a space": make(
-            "bytes", pre_tokenizer=_byte_level(add_prefix_space=True, use_regex=True)
-        ),
-        "smollm": make(
-            "bytes",
-            pre_tokenizer=_sequence(
-                {"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)
-            ),
-        ),
-        "digits": make(
-            "bytes",
-            pre_tokenizer=_sequence({"type": "Digits", "individual_digits": False}, _byte_level()),
-        ),
-        "deepseek": make("bytes", pre_tokenizer=_sequence(*map(_split, _DEEPSEEK), _byte_level())),
-        "deepseek-v2": make(
-            "bytes",
-            pre_tokenizer=_sequence(
-                *map(_split, SPLITS["deepseek-llm"][:-1]),
-                {"type": "Digits", "individual_digits": True},
-                _byte_level(),
-            ),
-        ),
-        "deepseek-coder": make(
-            "bytes", pre_tokenizer=_sequence(*map(_split, SPLITS["deepseek-coder"]), _byte_level())
-        ),
-        "llama.cpp": make(
-            "bytes", pre_tokenizer=_sequence(*map(_split, _LLAMA_CPP), _byte_level())
-        ),
-        "one number": make(
-            "bytes", pre_tokenizer=_sequence(_split(r"\p{N}"), _byte_level(use_regex=True))
-        ),
-        "nfkc": make(
-            "bytes", normalizer={"type": "NFKC"}, pre_tokenizer=_byte_level(use_regex=True)
-        ),
-        "removed": make(
-            "bytes",
-            pre_tokenizer=_sequence(
-                {**_split(EXPRESSIONS["llama3"]), "behavior": "Removed", "invert": True},
-                _byte_level(),
-            ),
-        ),
-    }
-    for name, expression in EXPRESSIONS.items():
-        made[name] = make(
-            "bytes",
-            normalizer=_NFC if name.startswith("qwen") else None,
-            pre_tokenizer=_sequence(_split(expression), _byte_level()),
-            post_processor=_template("<s>", 0),
-            model={"ignore_merges": name in ("llama3", "o200k")},
-        )
-    fallback = {"byte_fallback": True}
-    made["llama2"] = make(
-        "chars", normalizer=_LLAMA2, pre_tokenizer=None, model=fallback,
-        post_processor=_template("<s>", 1), decoder=_decoders(*_FALLBACK, _STRIP),
-    )  # fmt: skip
-    made["gemma"] = make(
-        "chars", normalizer=_TO_MARK, model=fallback, decoder=_decoders(*_FALLBACK),
-        pre_tokenizer={
-            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious",
-            "invert": False,
-        },
-    )  # fmt: skip
-    made["mistral"] = make(
-        "chars", pre_tokenizer=_metaspace("first", split=False), model=fallback,
-        decoder=_decoders(*_FALLBACK, _STRIP),
-    )  # fmt: skip
-    for scheme in ("always", "first", "never"):
-        made[f"metaspace {scheme}"] = make(
-            "chars", pre_tokenizer=_metaspace(scheme, split=True), model={"fuse_unk": False},
-            decoder=_metaspace(scheme, split=True),
-        )  # fmt: skip
-        made[f"unigram {scheme}"] = make(
-            "unigram", pre_tokenizer=_metaspace(scheme, split=scheme != "never"),
-            model={"byte_fallback": scheme == "first"},
-            normalizer={"type": "NFKC"} if scheme == "never" else None,
-            decoder=_metaspace(scheme, split=True),
-            added=scheme != "first",
-        )  # fmt: skip
-    return made
+    rows = _DATA["families"]
+    return {name: _made(is_small=is_small, **{"model": {}, **rows[name]}) for name in rows}
 
 
 def spm_json(pieces: Sequence[str], merges: Sequence[str]) -> bytes:
@@ -333,9 +179,10 @@ def spm_json(pieces: Sequence[str], merges: Sequence[str]) -> bytes:
         "type": "BPE", "unk_token": "<unk>", "fuse_unk": True, "byte_fallback": True,
         "vocab": {name: i for i, name in enumerate(names)}, "merges": list(merges),
     }  # fmt: skip
+    llama2 = _DATA["families"]["llama2"]
     data = {
-        "version": "1.0", "added_tokens": rows, "normalizer": _LLAMA2, "pre_tokenizer": None,
-        "post_processor": None, "decoder": _decoders(*_FALLBACK, _STRIP), "model": model,
+        "version": "1.0", "added_tokens": rows, "normalizer": llama2["normalizer"],
+        "pre_tokenizer": None, "post_processor": None, "decoder": llama2["decoder"], "model": model,
     }  # fmt: skip
     return json.dumps(data, ensure_ascii=False).encode()
 
@@ -349,9 +196,9 @@ def qwen2_json(folder: Path) -> bytes:
         "added_tokens": [
             {"id": int(idx), **row} for idx, row in config["added_tokens_decoder"].items()
         ],
-        "normalizer": _NFC,
-        "pre_tokenizer": _sequence(_split(EXPRESSIONS["qwen2"]), _byte_level()),
-        "decoder": _BYTE_DECODER,
+        "normalizer": {"type": "NFC"},
+        "pre_tokenizer": SETTINGS["Qwen/Qwen1.5-7B"],
+        "decoder": {**byte_level(), "add_prefix_space": True, "use_regex": True},
         "model": {
             "type": "BPE",
             "vocab": json.loads((folder / "vocab.json").read_text("utf-8")),

@@ -14,8 +14,16 @@ import tokenizers
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from make.published_splits import NORMALIZERS, OTHERS, SETTINGS, byte_level, sequence, split
-from make.text_families import families, random_text
+from make.text_families import (
+    NORMALIZERS,
+    OTHERS,
+    SETTINGS,
+    byte_level,
+    families,
+    random_text,
+    sequence,
+    split,
+)
 from qsf.errors import QsfFormatError
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter.sources.gguf_tokenizer import SPLITS
@@ -183,7 +191,7 @@ _BEHAVIORS = ("Isolated", "Removed", "MergedWithPrevious", "MergedWithNext", "Co
 def test_any_expression_splits_as_the_library_does(
     expression: str, behavior: str, invert: bool, is_behind: bool, texts: list[str]
 ) -> None:
-    part = split(expression, behavior, invert=invert)
+    part = {**split(expression), "behavior": behavior, "invert": invert}
     parts = (byte_level(), part) if is_behind else (part, byte_level())
     data = tokenizer_json(sequence(*parts))
     section, reason = text_section(data, bos_id=None, add_bos=None)
