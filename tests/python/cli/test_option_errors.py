@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from make.commands import Here, Run, check_refused
+from make.refusals import refusals
 from qsf.cli import evaluate, inspect
 from qsf.cli.run import main as run_cli
 from qsf.cli.run.options import read_defaults
@@ -19,117 +20,18 @@ from qsf.native import binding
 from qsf.native.opening import budget_mb
 from qsf.options import ModelOptions
 
-# By command: the words behind it (M: a model, F: a folder, T: a text), and a part of the line.
-WRONG: dict[str, list[tuple[str, str]]] = {
-    "run": [
-        ("", "MODEL"),
-        ("M -p x --temperature -1", "--temperature: '-1' is not a number from 0 to 100"),
-        ("M -p x --temperature nan", "'nan' is not a number"),
-        ("M -p x --temperature hot", "--temperature"),
-        ("M -p x --top-p 0", "--top-p: '0' is not a number above 0 and at most 1"),
-        ("M -p x --top-k 1e3", "--top-k: '1e3' is not a whole number"),
-        ("M -p x --min-p 1.5", "--min-p"),
-        ("M -p x --repetition-penalty 0", "--repetition-penalty"),
-        (f"M -p x --seed {2**64}", "--seed"),
-        ("M -p x --draft F", "or a .qsf file (`qsf convert FOLDER"),
-        ("M -p x --stop=", "--stop: the text is empty"),
-        ("M -p x --threads 0", "--threads"),
-        ("M -p x --threads 1000", "--threads: 1000 is too much: at most 256"),
-        ("M -p x --ram-budget -5", "--ram-budget"),
-        ("M -p x --ram-budget 200XB", "'200XB' is not a size: MB as a number (300), a size (300MB"),
-        ("M -p x --ram-budget 101%", "--ram-budget: 101% is not from 1% to 100%"),
-        ("M -p x --ram-budget 0.5MB", "--ram-budget: 0.5MB is less than 1 MB"),
-        ("M -p x --ram-budget 99999999999", "--ram-budget: 99999999999 is too much"),
-        ("M -p x --ram-budget Auto", "'Auto' is not a size"),
-        (f"M -p x --max-tokens {'9' * 5000}", "--max-tokens"),
-        ("M -p x --max-seq-len 99999999999", "--max-seq-len"),
-        ("M -p x --quality -0.1", "--quality: '-0.1' is not a number from 0"),
-        ("M -p x --quality nan", "--quality: 'nan' is not a number from 0 to 1"),
-        ("M -p x --kv-type k4", "--kv-type: 'k4' is not a type of KV cache: f32"),
-        ("M -p x --kv-rotation no", "--kv-rotation: invalid choice: 'no'"),
-        ("M -p x --kv-policy h2o:64", "none, disk[:W], recompute[:P] or window:W[:P]"),
-        ("M -p x --kv-policy window:4", "a window has at least 32"),
-        ("M -p x --io fast", "--io: invalid choice: 'fast'"),
-        ("M -p x --io-depth 33", "--io-depth: 33 is too much: at most 32"),
-        ("M -p x --prompt-file y", "exclude each other"),
-        ("M -p x --interactive", "--interactive"),
-        ("M -p x --template-arg word", "--template-args: 'word' is not NAME=VALUE"),
-        ("M -p x --template-arg {1", "'{1' is not a JSON object"),
-        ("M -p x --template-arg messages=1", "is not NAME=VALUE"),
-        ("M -p x --template-arg a=1 --raw", "leave --template-args out"),
-        ("M -p x --parallel 2", "--parallel is for --prompts"),
-        ("M -p x --answers a.jsonl", "--answers is for --prompts"),
-        ("M -p x --prompts p.jsonl", "leave --prompt out"),
-        ("M --prompts p.jsonl --parallel 0", "--parallel"),
-        ("M --prompts p.jsonl --system x", "leave --system out"),
-        ("M -p x --grammar b --regex a", "--grammar and --regex exclude each other"),
-        ("M --interactive --regex a", "--regex is for --prompt and --prompts"),
-        ("M --raw --system y", "--raw has no turns"),
-        ("M --raw --history y", "--raw has no turns"),
-        ("M --raw --interactive", "--raw has no turns"),
-        ("M -p x --stream", "--stream is for --json"),
-        ("M --json -i", "--interactive"),
-        # habits and slips of the finger
-        ("M -p x --temper 1", "there is no --temper: did you mean --temp"),
-        ("M -p x --temprature 1", "there is no --temprature: did you mean --temperature?"),
-        ("M -p x --max-token=4", "did you mean --max-tokens?"),
-        ("M -p x --frob", "there is no --frob (see"),
-        ("M -p x a second prompt", "Texts with spaces need quotes"),
-        ("M -p x a --xyzzy", "there is no --xyzzy (see"),
-        ("M -p x --num-ctx 9", "--max-seq-len is its name here"),
-        ("M -ngl 99", "QSF computes on the processor"),
-        ("M -sys x", "--system is its name here"),
-    ],
-    "serve": [
-        ("", "MODEL is missing"),
-        ("m.qsf --host 0.0.0.0", "lets other machines in"),
-        ("m.qsf --parallel 0", "at least 1"),
-        ("m.qsf --paralel 2", "did you mean --parallel?"),
-        ("m.qsf --no-auth --api-key-file k", "exclude each other"),
-        ("m.qsf --parallel 2 --kv-contexts 3", "--kv-contexts 3 is more than --parallel 2"),
-        ("m.qsf --keep-alive soon", 'seconds, or a text such as "5m"'),
-        ("m.qsf --kv-policy disk:64", "--kv-policy disk is for qsf run"),
-    ],
-    "eval": [
-        ("M --text nowhere.txt --stride 8", "a stride of 8 is for protocol sliding only"),
-        ("M --text T --protocol sliding --stride 600", "from 1 to the context's 512 tokens"),
-        ("M --text T --protocol gptq", "no protocol 'gptq': windows, llama.cpp, sliding"),
-        ("M --text T --protocol llama.cpp", "less than one window of 512"),
-        ("M --text T --ctx 513", "--ctx 513 is longer than the model's context of 512"),
-        ("M --text T --ctx 1", "--ctx"),
-        ("M --text T --kv-type 5bit", "'5bit' is not a type"),
-        ("M --text T --kv-type f16 --exact", "--kv-type f16 cannot be had with exact"),
-        ("M --text T --max-tokens 1", "--max-tokens"),
-        ("M --text T --ram-budget x", "'x' is not a size: MB as a number (300)"),
-    ],
-    "inspect": [
-        ("", "MODEL is missing, as in: qsf inspect model.qsf"),
-        ("--nonsense x", "No such option"),
-        ("a b", "unexpected extra argument"),
-    ],
-    "convert": [
-        ("", "MODEL"),
-        ("F", "OUT"),
-        ("F out.qsf --quant 4bit", "--quant"),
-        ("F out.qsf --threads 0", "--threads"),
-        ("F out.qsf --quant-type 5bit", "5bit is unknown; available: 2bit, 2bit-sym"),
-        ("F out.qsf --embed-type mixed", "mixed is unknown; available: 2bit"),
-        ("F out.qsf --calibration-tokens 900", "is only for --calibration"),
-        ("F out.qsf --compress gzip", "gzip is unknown; available: none, lz4, lz4h"),
-        ("F out.qsf --quant-type 4bit --target-size 3", "chooses the types"),
-    ],
-    "chta": [("", "there is no command 'chta': did you mean chat?")],
-    "quantize": [("", "there is no command 'quantize', nor a model of that name here")],
-}  # fmt: skip
+# A row has the words behind the command (M: a model, F: a folder, T: a text), and what is said.
+COMMANDS = ("run", "serve", "eval", "inspect", "convert", "chta", "quantize")
 
 
-@pytest.mark.parametrize("command", WRONG)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_wrong_options_are_one_line_and_code_2(
     qsf: Run, command: str, tiny_llama_8bit: Path, tiny_llama_dir: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "story.txt").write_text("Once upon a time there was a girl.", "utf-8")
     places = {"M": tiny_llama_8bit, "F": tiny_llama_dir, "T": "story.txt"}
-    for line, said in WRONG[command]:
+    for line, said in refusals(f"qsf {command}"):
+        line = line.replace("9{5000}", "9" * 5000)
         done = qsf(command, *(places.get(word, word) for word in line.split()))
         assert (done.returncode, done.stdout) == (2, ""), (command, line, done.stderr)
         assert done.stderr.count("\n") == 1, done.stderr

@@ -17,6 +17,7 @@ import pytest
 import tokenizers
 
 from make import gguf_files, tiny_checkpoints
+from make.refusals import table
 from make.stored import Reader
 from make.text_families import SETTINGS, families
 from qsf.errors import QsfConversionError
@@ -26,8 +27,7 @@ from qsf_converter.sources import quantised
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
 
 Row = dict[str, Any]
-DATA = Path(__file__).parents[2] / "data" / "families.json"
-ROWS: dict[str, Row] = json.loads(DATA.read_text("utf-8"))
+ROWS: dict[str, Row] = table("families")
 # All of them are converted by `make check-slow`.
 CONVERTED = [
     pytest.param(name, marks=[] if i % 12 == 0 else pytest.mark.slow) for i, name in enumerate(ROWS)

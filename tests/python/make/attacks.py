@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 import tempfile
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from make.qsf_files import tiny_header, write_tiny
+from make.refusals import table
 from qsf.errors import QsfError, QsfFormatError, QsfUnsupportedError
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import Arch, Compression, Positions
@@ -189,9 +189,7 @@ Attack = tuple[str, type[QsfError], Change]
 INF, NAN = float("inf"), float("nan")
 # tests/data/attacks.json has the tables: name, kind of error (F or U), what is changed, and how.
 # Keys and values of ARCH and KIND are those of one of its "like", and others.
-DATA: dict[str, Any] = json.loads(
-    (Path(__file__).parents[2] / "data" / "attacks.json").read_text("utf-8")
-)
+DATA: dict[str, Any] = table("attacks")
 
 
 def number(value: Any) -> Any:
@@ -226,13 +224,9 @@ def attack_of(name: str, error: str, what: str, *how: Any) -> Attack:
     return name, {"F": F, "U": U}[error], changes[what](*values)
 
 
-def table(name: str) -> list[Attack]:
-    return [attack_of(*row) for row in DATA[name]]
-
-
 ATTACKS: list[Attack] = [
-    *(row for name in ("header", "directory", "layer", "tensor", "arch", "unit")
-      for row in table(name)),
+    *(attack for name in ("header", "directory", "layer", "tensor", "arch", "unit")
+      for attack in (attack_of(*row) for row in DATA[name])),
     *((f"no {t.decode()}", F, drop(t))
       for t in (b"UNIT", b"ARCH", b"TENS", b"EBND")),
     ("unknown tag of any bytes, required", U, lambda d: struct.pack_into(

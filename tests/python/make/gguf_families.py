@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from make import gguf_kimi, gguf_mamba
 from make.gguf_files import add, close
 from make.golden_families import Case, weights_of
+from make.refusals import table
 
 Array = NDArray[np.float32]
 Keys = gguf.Keys
@@ -28,47 +29,9 @@ HYBRIDS = ("granitehybrid", "nemotron_h", "nemotron_h_moe", "falcon-h1", "mamba2
 PERMUTED = (*HYBRIDS[:3], "arcee", "granite", "granitemoe", "mistral3", "smollm3", "llama")
 DELTA = ("qwen35", "qwen35moe", "qwen3next")
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "gemma-embedding", "nemotron", *DELTA)
-ARCHITECTURES = {
-    "llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "phi": "phi2", "phi3": "phi3",
-    "smollm3": "smollm3", "granite": "granite", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3_text": "gemma3", "gemma4_text": "gemma4", "gemma4_unified_text": "gemma4",
-    "olmo2": "olmo2", "olmo3": "olmo2", "ministral3": "mistral3",
-    "exaone4": "exaone4", "glm": "chatglm", "glm4": "glm4", "stablelm": "stablelm",
-    "gpt_neox": "gptneox", "falcon": "falcon", "bloom": "bloom", "mpt": "mpt", "bitnet": "bitnet",
-    "starcoder2": "starcoder2", "olmoe": "olmoe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
-    "qwen3_moe": "qwen3moe", "granitemoe": "granitemoe", "ernie4_5_moe": "ernie4_5-moe",
-    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "seed_oss": "seed_oss", "ernie4_5": "ernie4_5",
-    "qwen3_vl_text": "qwen3vl", "qwen2_5_vl_text": "qwen2vl",
-    "apertus": "apertus", "hunyuan_v1_dense": "hunyuan-dense",
-    "hunyuan_v1_moe": "hunyuan-moe", "qwen3_vl_moe_text": "qwen3vlmoe", "cohere": "command-r",
-    "cohere2": "cohere2", "nemotron": "nemotron", "jais2": "jais2", "arcee": "arcee",
-    "granitemoeshared": "granitemoe", "lfm2": "lfm2",
-    "qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next",
-    "lfm2_moe": "lfm2moe", "granitemoehybrid": "granitehybrid", "bamba": "granitehybrid",
-    "falcon_h1": "falcon-h1", "nemotron_h": "nemotron_h", "dots1": "dots1",
-    "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "glm4_moe_lite": "deepseek2",
-    "kimi_linear": "kimi-linear", "youtu": "deepseek2", "mistral4": "mistral4",
-    "minicpm3": "minicpm3", "mamba2": "mamba2", "minimax_m2": "minimax-m2",
-    "bert": "bert", "xlm-roberta": "bert", "roberta": "bert", "nomic_bert": "nomic-bert",
-    "modernbert": "modern-bert",
-}  # fmt: skip
+ARCHITECTURES: dict[str, str] = table("tables")["gguf architectures"]
 """model_type of a config.json -> architecture of llama.cpp."""
-_EXPERT_KEYS = {
-    "num_experts num_local_experts n_routed_experts moe_num_experts": Keys.LLM.EXPERT_COUNT,
-    "num_experts_per_tok moe_k top_k_experts": Keys.LLM.EXPERT_USED_COUNT,
-    "moe_intermediate_size": Keys.LLM.EXPERT_FEED_FORWARD_LENGTH,
-    "shared_expert_intermediate_size": Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH,
-    "shared_intermediate_size moe_shared_expert_intermediate_size": (
-        Keys.LLM.EXPERT_SHARED_FEED_FORWARD_LENGTH
-    ),
-    "n_shared_experts moe_num_shared_experts": Keys.LLM.EXPERT_SHARED_COUNT,
-    "first_k_dense_replace moe_layer_start_index": Keys.LLM.LEADING_DENSE_BLOCK_COUNT,
-    "moe_layer_interval": Keys.LLM.INTERLEAVE_MOE_LAYER_STEP,
-    "routed_scaling_factor": Keys.LLM.EXPERT_WEIGHTS_SCALE,
-    "n_group": Keys.LLM.EXPERT_GROUP_COUNT,
-    "topk_group": Keys.LLM.EXPERT_GROUP_USED_COUNT,
-    "num_nextn_predict_layers": Keys.LLM.NEXTN_PREDICT_LAYERS,
-}
+_EXPERT_KEYS: dict[str, str] = table("tables")["gguf keys"]
 _GEMMA4_SCALES = {
     "router.scale": "ffn_gate_inp.scale",
     "router.per_expert_scale": "ffn_down_exps.scale",
@@ -386,10 +349,9 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
     if "head_dim" in config:
         said |= {Keys.Attention.KEY_LENGTH: head_dim, Keys.Attention.VALUE_LENGTH: head_dim}
     is_mixture = config["model_type"] != "nemotron_h" or "moe" in config["layers_block_type"]
-    for names, key in _EXPERT_KEYS.items() if is_mixture else ():
-        for name in names.split():
-            if config.get(name) is not None:
-                said[key] = config[name]
+    for name, key in _EXPERT_KEYS.items() if is_mixture else ():
+        if config.get(name) is not None:
+            said[key] = config[name]
     if "routed_scaling_factor" in config and is_mixture:
         said[Keys.LLM.EXPERT_WEIGHTS_NORM] = config["norm_topk_prob"]
     if config["model_type"] == "gpt_oss":

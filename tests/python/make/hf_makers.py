@@ -10,44 +10,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from make.refusals import table
 from make.tiny_checkpoints import gpt2_shapes
 from make.tiny_checkpoints import llama_shapes as llama_shapes
 
 Weights = dict[str, np.ndarray]
 
-LLAMA_CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 72,
-    "intermediate_size": 80,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 10,
-    "vocab_size": 50,
-    "max_position_embeddings": 64,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 5000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": [2, 3],
-}
-
-GPT2_CONFIG: dict[str, Any] = {
-    "architectures": ["GPT2LMHeadModel"],
-    "model_type": "gpt2",
-    "n_embd": 48,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_inner": None,
-    "vocab_size": 40,
-    "n_positions": 24,
-    "activation_function": "gelu_new",
-    "layer_norm_epsilon": 1e-5,
-    "bos_token_id": 39,
-    "eos_token_id": 39,
-}
+LLAMA_CONFIG: dict[str, Any] = table("tables")["llama"]
+GPT2_CONFIG: dict[str, Any] = table("tables")["gpt2"]
 
 
 def random_weights(

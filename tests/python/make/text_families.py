@@ -16,6 +16,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from make.refusals import table
+
 Settings = dict[str, Any]
 MARK = "\u2581"
 
@@ -62,7 +64,7 @@ def random_text(rng: random.Random, n_parts: int) -> str:
 #   and the like are as transformers' convert_slow_tokenizer.py makes them.
 # - normalizers: those of tokenizer.json, by model or by who makes it.
 # - others: settings of the library's other pre-tokenizers, which no published model has.
-_DATA = json.loads((Path(__file__).parents[2] / "data" / "tokenizers.json").read_text("utf-8"))
+_DATA = table("tokenizers")
 SETTINGS: dict[str, Settings] = {name: row for names, row in _DATA["settings"] for name in names}
 NORMALIZERS: dict[str, Settings] = _DATA["normalizers"]
 OTHERS: dict[str, Settings] = _DATA["others"]

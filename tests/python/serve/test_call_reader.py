@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from make.calls import ARGUMENTS, HERMES, WEATHER, form_of
+from make.refusals import table
 from make.steps import count_lines, is_linear
 from qsf.foreign_json import read_json_at
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
@@ -195,28 +196,7 @@ def test_marked_values_follow_their_schemas(tiny_chat_8bit: Path) -> None:
 # ---- linear time ----
 
 # What a model may write in a loop, by the family: the first part, then many of the second
-LOOPS = [
-    ("Hermes and Qwen", "", "\n"),
-    ("Hermes and Qwen", "", "a "),
-    ("Hermes and Qwen", "<tool_call>", "\n"),
-    ("Hermes and Qwen", "<tool_call>[", " "),
-    ("Hermes and Qwen", "<tool_call>", "{ "),
-    ("Hermes and Qwen", '<tool_call>{"name": "f", "arguments": {"a": "', "x"),
-    ("Qwen3-Coder", "<tool_call>\n<function=f>\n", "<parameter=a>\n"),
-    ("GLM", "<tool_call>f\n", "<arg_key></arg_key><arg_value>"),
-    ("GLM", "<tool_call>f\n<arg_key>", "</arg_key> "),
-    ("Gemma 4", "<|tool_call>call:f{a:", '<|"|>x'),
-    ("LFM2", "<|tool_call_start|>", "[ "),
-    ("LFM2", "<|tool_call_start|>[f(a='", "()"),
-    ("LFM2", "<|tool_call_start|>[f(a=1", ", b=[]"),
-    ("Llama 4, pythonic", "", "[ "),
-    ("Llama 3 and 4", "", "\n"),
-    ("Llama 3 and 4", '{"name": ', " "),
-    ("Phi-4-mini", "<|tool_call|>", " "),
-    ("Granite", "<|tool_call|>", "{"),
-    ("Mistral", "[TOOL_CALLS]", "f"),
-    ("DeepSeek V3.1", "<｜tool▁calls▁begin｜>", "f "),
-]
+LOOPS: list[list[str]] = table("tables")["loops"]
 
 
 class Counted(CallReader):

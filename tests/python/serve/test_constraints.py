@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from make.refusals import table
 from make.served import Client, serving
 from qsf.cli.serve import read_constraints
 from qsf.cli.serve_options import ServeOptions
@@ -267,41 +268,7 @@ def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
 
 # ---- a sample of JSON schemas: every answer validates, or the schema is refused ----
 
-CLOSED = {"additionalProperties": False}
-SMALL = {"type": "integer", "minimum": -9, "maximum": 99}
-POINT: Any = {
-    "type": "object",
-    "properties": {"x": SMALL, "y": SMALL},
-    "required": ["x", "y"],
-    **CLOSED,
-}
-SCHEMAS: dict[str, Any] = {
-    "null and boolean": {"type": ["null", "boolean"]},
-    "integer limits": {"type": "integer", "minimum": -3, "exclusiveMaximum": 100},
-    "number limits": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.5},
-    "multipleOf": {"type": "integer", "multipleOf": 5, "minimum": 0, "maximum": 1000},
-    "string lengths": {"type": "string", "minLength": 2, "maxLength": 9},
-    "pattern": {"type": "string", "pattern": "^[a-z]{2,4}-[0-9]{1,3}$"},
-    "date": {"type": "string", "format": "date"},
-    "enum": {"enum": ["a", 1, None, {"b": [True]}]},
-    "const": {"const": {"a": "\u00e9\n\"\\"}},
-    "array": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 4},
-    "tuple": {"type": "array", "prefixItems": [{"type": "null"}, POINT], "items": False,
-              "minItems": 2},
-    "object": POINT,
-    "optional": {"type": "object", "properties": {"a": {"const": 1}, "b": {"const": 2}}, **CLOSED},
-    "other keys": {"type": "object", "additionalProperties": {"type": "integer", "maximum": 9},
-                   "maxProperties": 2},
-    "anyOf": {"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"const": 0},
-                                              "maxItems": 3}]},
-    "allOf": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 7}]},
-    "references": {"$defs": {"p": POINT}, "type": "array", "items": {"$ref": "#/$defs/p"},
-                   "maxItems": 2, "minItems": 1},
-    "recursion": {"$defs": {"t": {"type": "object", "properties": {
-        "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/t"}]}}, "required": ["next"],
-        **CLOSED}}, "$ref": "#/$defs/t"},
-    "false": {"type": "object", "properties": {"a": False}, **CLOSED},
-}  # fmt: skip
+SCHEMAS: dict[str, Any] = table("schemas")
 
 
 @pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
+from make.refusals import table
 from make.text_grammars import TEMPLATES
 from qsf.errors import MAX_LINE, QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.text import render as render_module
@@ -324,22 +325,7 @@ def test_a_template_may_refuse_or_fail() -> None:
 
 
 # Jinja2 as transformers configures it, by what each setting changes.
-DIALECT = {
-    "{{ messages | tojson }}": '[{"role": "user", "content": "<é>"}]',
-    "{{ messages[0] | tojson(indent=2) }}": '{\n  "role": "user",\n  "content": "<é>"\n}',
-    "{{ {'b': 'é'} | tojson(ensure_ascii=true, separators=(',', ':')) }}": '{"b":"\\u00e9"}',
-    "{{ {'b': 1, 'a': 2} | tojson(sort_keys=true) }}": '{"a": 2, "b": 1}',
-    "{{ messages[0].content }}{{ '<' }}": "<é><",
-    "a\n  {% if 1 %}\nb\n  {% endif %}\nc\n": "a\nb\nc",
-    "{% for m in [1, 2] %}{% if m == 1 %}{% continue %}{% endif %}{{ m }}{% endfor %}": "2",
-    "{% for m in [1, 2] %}{% if m == 2 %}{% break %}{% endif %}{{ m }}{% endfor %}": "1",
-    "{{ tools is none }}{{ documents is none }}{{ other is defined }}": "TrueTrueFalse",
-    "{{ add_generation_prompt }}{{ other }}": "True",
-    "{% set ns = namespace(x=1) %}{% set ns.x = 5 %}{{ ns.x }}": "5",
-    "{{ 'a,b'.split(',')[-1].upper() }}{{ 2**70 }}{{ 1e-07 }}": "B11805916207174113034241e-07",
-    "a{%- generation -%} b {%- endgeneration %}{% generation %}c{% endgeneration %}": "abc",
-    "{{ strftime_now('%Y') | length }}": "4",
-}
+DIALECT: dict[str, str] = table("tables")["jinja"]
 REFUSED = ("{{ messages.append(4) }}", "{{ ''.__class__.a }}", "{% include 'a' %}", "{% do [] %}",
            "{{ raise_exception('no') }}", "{{ 'a' + 1 }}")  # fmt: skip
 
