@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -20,9 +22,13 @@ from make.commands import process as process
 from make.commands import qsf as qsf
 from make.commands import run as run
 from make.commands import start as start
-from make.golden_families import Case
 
-# As the commands do (qsf/shell/entry.py), before anything imports numpy, and for all children.
+if TYPE_CHECKING:
+    from make.golden_families import Case
+
+# As the commands do (qsf/shell/entry.py), and for all children. OpenBLAS reads these names when
+# numpy is imported; its threads would wait in loops, and calibrations take eight times as long.
+assert "numpy" not in sys.modules, "a plugin or an import above has loaded numpy"
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
