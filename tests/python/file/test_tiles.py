@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The bytes of tiles: against tiles worked out by hand, and against docs/format.md per element."""
+"""The bytes of tiles: against docs/format.md, value by value."""
 
 from __future__ import annotations
-
-import struct
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oracle.golden_tiles import GOLDEN
 from oracle.naive_tiles import NL_LEVELS, WITH_MIN, naive_tiles, pack
 from qsf.file.layout import KEPT, Dtype, Layout, tensor_bytes
-from qsf_converter.rounding.quantisers import Rule, quantise_rows
+from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles, tile_bytes
 
-# Those that weights are rounded to; for MXFP4 see test_mxfp4.py.
+# Those that weights are rounded to; others: converter/test_gguf_kept.py.
 ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
 N_CODES = {Dtype.TERNARY: 3, Dtype.TERNARY_DENSE: 3, Dtype.Q8: 256, Dtype.Q3: 8, Dtype.Q4: 16,
@@ -26,25 +23,6 @@ N_CODES = {Dtype.TERNARY: 3, Dtype.TERNARY_DENSE: 3, Dtype.Q8: 256, Dtype.Q3: 8,
 def random_rows(n_rows: int, n_cols: int, seed: int = 0) -> np.ndarray:
     rng = np.random.default_rng([seed, n_rows, n_cols])
     return rng.standard_normal((n_rows, n_cols)).astype(np.float32)
-
-
-@pytest.mark.parametrize("dtype", GOLDEN)
-@pytest.mark.parametrize("rule", ["search", "nearest"])
-def test_tile_worked_out_by_hand(dtype: Dtype, rule: Rule) -> None:
-    values, tile = GOLDEN[dtype].values(), GOLDEN[dtype].tile()
-    assert quantise_rows(dtype, values, rule=rule) == tile
-    np.testing.assert_array_equal(dequantise_tiles(dtype, tile, 16, 64), values)
-
-
-@pytest.mark.parametrize(("dtype", "n_bytes"), [(Dtype.F16, 2), (Dtype.F32, 4)])
-def test_float_tile_worked_out_by_hand(dtype: Dtype, n_bytes: int) -> None:
-    rows = np.zeros((16, 64), np.float32)
-    rows[0, 0], rows[3, 0], rows[0, 1], rows[15, 63] = 1, -2, 0.5, 1.5
-    tile = bytearray(1024 * n_bytes)
-    for element, value in ((0, 1), (3, -2), (16, 0.5), (1023, 1.5)):
-        struct.pack_into("<e" if n_bytes == 2 else "<f", tile, element * n_bytes, value)
-    assert quantise_rows(dtype, rows) == bytes(tile)
-    np.testing.assert_array_equal(dequantise_tiles(dtype, bytes(tile), 16, 64), rows)
 
 
 @pytest.mark.parametrize("dtype", ALL_TYPES)

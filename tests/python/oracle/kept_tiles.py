@@ -1,7 +1,7 @@
 """What tiles of a GGUF file's types say, in plain numpy from docs/format.md, section 5.
 
 The converter makes these tiles and never reads them. Other types are read by the converter, which
-the tiles by hand (golden_tiles) and one value at a time (naive_tiles) judge.
+naive_tiles judges, one value at a time.
 """
 # SPDX-License-Identifier: Apache-2.0
 
