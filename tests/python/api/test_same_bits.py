@@ -43,6 +43,7 @@ from qsf.session import copy_held
 from qsf_converter import convert
 
 TOKENS = array("I", np.random.default_rng(8).integers(0, VOCAB, 150).tolist())
+LONG = array("I", np.random.default_rng(9).integers(0, VOCAB, 330).tolist())
 N_SESSIONS = 3
 Logits = NDArray[np.float32]
 
@@ -98,12 +99,12 @@ def opened(path: Path, **options: Any) -> binding.NativeModel:
         raise
 
 
-def all_logits(path: Path, n_tokens: int = len(TOKENS), **options: Any) -> Logits:
+def all_logits(path: Path, tokens: array[int] = TOKENS, **options: Any) -> Logits:
     """The logits of each token, chunk by chunk."""
     model = opened(path, **options)
-    session, tokens = model.create_session(), TOKENS[:n_tokens]
-    rows, n_done = np.empty((n_tokens, model.n_vocab), np.float32), 0
-    while n_done < n_tokens:
+    session = model.create_session()
+    rows, n_done = np.empty((len(tokens), model.n_vocab), np.float32), 0
+    while n_done < len(tokens):
         n_done = session.score_chunk(tokens, rows, n_done)
     session.close()
     model.close()
@@ -128,6 +129,25 @@ def test_threads_pieces_and_memory(
     assert np.array_equal(all_logits(path, **how), want)
     how |= {"budget_bytes": 0, "kv_folder": tmp_path, "kv_resident_tokens": 32}
     assert np.array_equal(all_logits(path, **how), want)
+
+
+@pytest.mark.parametrize("kv_types", [(32, 32), (16, 16), (8, 8), (4, 4), (2, 16), (8, 2)])
+@pytest.mark.parametrize("kind", ["llama", "mixed", "routed"])
+def test_contexts_of_several_spans(
+    made: Callable[[str], Path], kind: str, kv_types: tuple[int, int], tmp_path: Path
+) -> None:
+    how: dict[str, Any] = {"ctx_tokens": 400, "kv_folder": tmp_path}
+    how |= {"kv_k_type": kv_types[0], "kv_v_type": kv_types[1]}
+    want = all_logits(made(kind), LONG, n_threads=1, chunk_tokens=64, **how)
+    for n_threads, chunk_tokens, n_resident in ((1, 1, None), (3, 64, 1), (2, 7, 130)):
+        how |= {"n_threads": n_threads, "chunk_tokens": chunk_tokens}
+        how["kv_resident_tokens"] = n_resident
+        assert np.array_equal(all_logits(made(kind), LONG, **how), want)
+    if kind == "mixed":  # a policy that keeps no file; chunks cross the window and what is pinned
+        how |= {"kv_window_tokens": 140, "kv_pinned_tokens": 100}
+        how |= {"kv_folder": None, "kv_resident_tokens": None}
+        want = all_logits(made(kind), LONG, **{**how, "n_threads": 1, "chunk_tokens": 64})
+        assert np.array_equal(all_logits(made(kind), LONG, **how), want)
 
 
 # ---- sessions ----
