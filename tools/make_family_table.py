@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the table of families in docs/use.md, which is made from the tables of the converter.
+"""Write the list of families in docs/use.md, which is made from the tables of the converter.
 
 Usage: .venv/bin/python tools/make_family_table.py [--check]
 
-With --check nothing is written; exits with 1 if the document has another table.
+With --check nothing is written; exits with 1 if the document has another list.
 """
 
 from __future__ import annotations
 
 import sys
+import textwrap
 from pathlib import Path
 
 from qsf_converter.sources.gguf_config import families
@@ -18,12 +19,11 @@ BEGIN, END = "<!-- families: tools/make_family_table.py -->\n", "<!-- end of fam
 
 
 def table() -> str:
-    """Return the rows, by the names that people know."""
-    lines = ["| models | `architectures` in config.json | GGUF |", "|---|---|---|"]
-    for title, names, dialects in families():
-        cells = (", ".join(f"`{name}`" for name in cell) for cell in (names, dialects))
-        lines.append(f"| {title} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    """Return the names that people know, with those of GGUF files."""
+    parts = (
+        "".join([title.replace(";", ","), *(f" `{name}`" for name in dialects)]) for title, _, dialects in families()
+    )
+    return textwrap.fill("; ".join(parts) + ".", 119, break_on_hyphens=False) + "\n"
 
 
 def main() -> int:

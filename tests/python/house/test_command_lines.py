@@ -30,7 +30,6 @@ LEFT_OUT = {
     "qsf serve": "does not end; tests/python/serve runs it",
     "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",
     "qsf completion": "seconds; tests/python/cli/test_front.py runs it for three shells",
-    ".venv/bin/python -m pytest": "is a part of these tests",
 }
 
 
