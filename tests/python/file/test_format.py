@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import math
-import random
-import struct
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -17,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.qsf_files import layer_tensors, tiny_header, write_tensors, write_tiny
+from make.qsf_files import tiny_header, write_tiny
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file.blocks import pack_block, unpack_block
@@ -35,7 +33,6 @@ from qsf.file.layout import (
     Positions,
     TensorType,
     layer_unit,
-    tensor_bytes,
 )
 from qsf.file.writer import Writer
 
@@ -152,44 +149,6 @@ def test_what_does_not_shrink_is_stored_plainly(tmp_path: Path) -> None:
     assert noise.read_bytes() == plain.read_bytes()
 
 
-@pytest.mark.parametrize("compression", [Compression.LZ4, Compression.LZ4HC, Compression.ZSTD])
-def test_a_layer_of_many_blocks(tmp_path: Path, compression: Compression) -> None:
-    """Blocks are 1 MiB raw; one that does not shrink is stored as it is."""
-    header = tiny_header(n_layers=1, dim=512, ffn_dim=2304, n_heads=1, n_kv_heads=1)
-    path = tmp_path / "m.qsf"
-    rng = random.Random(1)
-    noisy = (T.FFN_GATE, T.FFN_UP)  # together more than two blocks
-    data = {}
-    with Writer(path, header, Arch(tied_head=True)) as w:
-        w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8)
-        write_tensors(w, rng, [(T.EMBEDDING, header.n_vocab, header.dim, Dtype.Q8, Layout.TILES)])
-        w.end_unit()
-        w.begin_unit(layer_unit(0), dtype=Dtype.Q8, compression=compression)
-        for kind, n_rows, n_cols, dtype, layout in layer_tensors(header, Dtype.Q8):
-            n_bytes = tensor_bytes(n_rows, n_cols, dtype, layout)
-            data[kind] = rng.randbytes(n_bytes) if kind in noisy else bytes(n_bytes)
-            w.begin_tensor(kind, n_rows, n_cols, dtype, layout)
-            w.write(data[kind])
-            w.end_tensor()
-        w.end_unit()
-        w.begin_unit(FINAL_UNIT, dtype=Dtype.F32)
-        write_tensors(w, rng, [(T.FINAL_NORM, 1, header.dim, Dtype.F32, Layout.VECTOR)])
-        w.end_unit()
-    with Reader(path) as r:
-        assert r.layers[0].raw_bytes > 3 << 20
-        assert r.layers[0].compression == compression
-        assert all(r.read_tensor(t) == data[t.type] for t in r.layers[0].tensors)
-        r.verify()
-        raw = path.read_bytes()[r.layers[0].off :][: r.layers[0].stored_bytes]
-    at, sizes = 0, []
-    while at < len(raw):
-        sizes.append(struct.unpack_from("<II", raw, at))
-        at += 8 + sizes[-1][0]
-    assert [s for _, s in sizes[:-1]] == [1 << 20] * (len(sizes) - 1)
-    assert any(stored == unpacked for stored, unpacked in sizes)
-    assert any(stored < unpacked for stored, unpacked in sizes)
-
-
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def import_module(name: str) -> object:
         assert name == "zstandard"
@@ -303,6 +262,8 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("no tensor", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8), w.end_unit()]),
     ("quantisation type 21", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=21)),
     ("only layers", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=6, compression=Compression.LZ4)),
+    ("no holes", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=6),
+        w.begin_tensor(T.EMBEDDING, 20, 8, 6, TILES), w.write_zeros(1)]),
     ("compression 4", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, compression=4)]),
     ("importance", lambda w: [embedding(w), w.begin_unit(LAYER, dtype=3, importance=-1.0)]),
     ("header makes it", lambda w: [layer_1(w), w.begin_tensor(T.Q, 9, 8, 3, TILES)]),
