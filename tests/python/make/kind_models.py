@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from make.refusals import table
 from qsf.file.kinds import (
     ROPE_NONE,
     ExpertScore,
@@ -70,10 +72,6 @@ _FFN: Final = {
 }
 _SSD: Final = (T.SSD_IN, T.SSD_GATE, T.SSD_STEP, T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP,
                T.SSD_CONV, T.SSD_OUT)  # fmt: skip
-BIASES: Final = (T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.ATTN_OUT_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
-NORM_BIASES: Final = (T.ATTN_NORM_BIAS, T.FFN_NORM_BIAS)
-POST_NORMS: Final = (T.POST_ATTN_NORM, T.POST_FFN_NORM)
-SUB_NORMS: Final = (T.ATTN_SUB_NORM, T.FFN_SUB_NORM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,108 +115,39 @@ def kind(**changes: object) -> LayerKind:
     return replace(PLAIN, **changes)  # type: ignore[arg-type]
 
 
-_XIELU: Final[dict[str, object]] = {
-    "activation": Activation.XIELU, "xielu_square": 0.8, "xielu_exp": 0.7, "xielu_line": 0.5,
+_ENUMS: Final[dict[str, type[IntEnum]]] = {
+    "activation": Activation, "expert_ffn": Ffn, "expert_score": ExpertScore,
+    "expert_weights": ExpertWeights, "ffn": Ffn, "group_score": GroupScore, "mixer": Mixer,
+    "qk_norm": QkNorm,
 }  # fmt: skip
-MIXED: Final = (
-    Layer(kind(qk_norm=QkNorm.PER_HEAD, window_tokens=5), (T.INPUT_NORM, *POST_NORMS)),
-    Layer(kind(n_heads=6, n_kv_heads=3, rope_set=1, score_cap=2.0, activation=Activation.GELU_TANH),
-          (*BIASES, T.SINKS)),
-    Layer(kind(head_dim=8, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25, 0.125, 0.0625),
-               score_cap=3.0, ffn=Ffn.PLAIN, ffn_dim=40, activation=Activation.RELU)),
-    Layer(kind(qk_norm=QkNorm.WHOLE_WIDTH, residual_factor=0.3), POST_NORMS,
-          (T.ATTN_NORM, T.FFN_NORM)),
-    Layer(kind(is_parallel=True, qk_norm=QkNorm.OWN_WEIGHTS, score_scale=0.2), (),
-          (T.FFN_NORM,)),
-    Layer(kind(is_parallel=True, n_kv_heads=1, temperature_beta=0.3, temperature_step=7,
-               window_tokens=40, activation=Activation.SILU_CLAMPED), (*BIASES, T.SINKS)),
-    Layer(kind(n_kv_heads=4, activation=Activation.RELU_SQUARED), SUB_NORMS),
-    Layer(kind(ffn=Ffn.NONE, window_tokens=33, rope_set=1)),
-    Layer(kind(qk_norm=QkNorm.PER_HEAD, has_late_qk_norm=1, qkv_limit=0.5, **_XIELU)),
-    Layer(kind(n_kv_heads=1, qk_norm=QkNorm.OWN_WEIGHTS, has_late_qk_norm=1, rope_set=1,
-               ffn=Ffn.PLAIN, **_XIELU), BIASES),
-)  # fmt: skip
-LAYER_NORMS: Final = (
-    Layer(kind(ffn=Ffn.PLAIN, rope_set=ROPE_NONE, alibi_slopes=(1.0, 0.5, 0.25, 0.0)),
-          (T.INPUT_NORM, T.INPUT_NORM_BIAS, *NORM_BIASES, *BIASES)),
-    Layer(kind(is_parallel=True, activation=Activation.GELU_ERF), NORM_BIASES),
-    Layer(kind(qk_norm=QkNorm.OWN_WEIGHTS, window_tokens=20), NORM_BIASES),
-)  # fmt: skip
 
 
+def _value(field: str, value: Any) -> Any:
+    if field == "rope_set" and value == "NONE":
+        return ROPE_NONE
+    if isinstance(value, list):
+        return tuple(value)
+    return _ENUMS[field][value] if isinstance(value, str) else value
+
+
+def _layers(name: str) -> tuple[Layer, ...]:
+    """Layers of tests/data/layers.json: fields unlike those of PLAIN, then tensors by name."""
+    return tuple(
+        Layer(
+            kind(**{field: _value(field, value) for field, value in fields.items()}),
+            *(tuple(TensorType[name] for name in names) for names in more),
+        )
+        for fields, *more in table("layers")[name]
+    )
+
+
+MIXED: Final = _layers("MIXED")
+LAYER_NORMS: Final = _layers("LAYER_NORMS")
+LATENT: Final = _layers("LATENT")
+ROUTED: Final = (*LATENT, *_layers("ROUTED"))
+RECURRENT: Final = _layers("RECURRENT")
+SHARED: Final = _layers("SHARED")
 EXPERT_BIASES: Final = (T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_DOWN_BIAS)
-APART: Final = (T.ROUTER_NORM, T.EXPERT_SCALE, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.LAYER_SCALE)
-LATENT: Final = (
-    Layer(kind(n_kv_heads=1, head_dim=80, latent_rank=64, nope_dim=24, latent_value_dim=16,
-               query_rank=40, score_scale=0.15)),
-    Layer(kind(n_heads=3, n_kv_heads=1, head_dim=136, latent_rank=128, nope_dim=72, rope_set=1,
-               latent_value_dim=48, window_tokens=40, temperature_beta=0.3, temperature_step=7,
-               n_experts=4, n_chosen=2, expert_dim=24), (T.SINKS, T.ATTN_SUB_NORM, T.Q_BIAS)),
-    Layer(kind(n_heads=2, n_kv_heads=1, head_dim=65, latent_rank=64, nope_dim=5, query_rank=90,
-               latent_value_dim=32, rope_set=ROPE_NONE, alibi_slopes=(0.5, 0.25), score_cap=3.0,
-               output_gate=2, latent_norm_dim=40),
-          (T.Q_BIAS, T.K_BIAS, T.ATTN_OUT_BIAS, *POST_NORMS)),
-)  # fmt: skip
-ROUTED: Final = (
-    *LATENT,
-    Layer(kind()),
-    Layer(kind(ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
-               expert_weights=ExpertWeights.BY_SUM)),
-    Layer(kind(ffn_dim=24, n_experts=8, n_chosen=3, expert_dim=40, weights_factor=2.5,
-               expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM,
-               weights_epsilon=1e-20, n_groups=4, n_groups_kept=2,
-               group_score=GroupScore.TWO_LARGEST), (T.SELECTION_BIAS, T.SHARED_GATE)),
-    Layer(kind(ffn=Ffn.NONE, n_experts=5, n_chosen=5, expert_dim=17, residual_factor=0.5,
-               expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX,
-               activation=Activation.SILU_CLAMPED), (T.ROUTER_BIAS, T.SINKS, *POST_NORMS), (),
-          EXPERT_BIASES),
-    Layer(kind(n_experts=4, n_chosen=1, expert_dim=64, is_parallel=True), (), (T.FFN_NORM,)),
-    Layer(kind(n_experts=6, n_chosen=2, expert_dim=40, value_norm=1, residual_factor=0.7),
-          (*APART, T.SHARED_GATE, T.DENSE_POST_NORM, *POST_NORMS)),
-    Layer(kind(ffn=Ffn.NONE, n_experts=5, n_chosen=2, expert_dim=24, values_are_keys=1,
-               value_norm=1, qk_norm=QkNorm.PER_HEAD), APART),
-    Layer(kind(n_experts=4, n_chosen=2, expert_dim=24, values_are_keys=1, output_gate=1),
-          (T.ROUTED_NORM, T.DENSE_POST_NORM, T.K_BIAS)),
-)  # fmt: skip
-DELTA: Final = kind(mixer=Mixer.DELTA, n_kv_heads=4, rope_set=ROPE_NONE, n_taps=4, n_key_heads=2,
-                    n_value_heads=6, key_dim=24, value_dim=40)  # fmt: skip
-SSD: Final = replace(DELTA, mixer=Mixer.SSD)
-RECURRENT: Final = (
-    Layer(DELTA),
-    Layer(replace(DELTA, n_taps=3, n_value_heads=4, value_dim=16, has_tiled_heads=1,
-                  beta_factor=2.0, value_epsilon=1e-3), POST_NORMS),
-    Layer(kind(qk_norm=QkNorm.PER_HEAD, output_gate=1)),
-    Layer(replace(DELTA, n_taps=2, n_key_heads=1, n_value_heads=2, key_dim=17, value_dim=33,
-                  ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40, residual_factor=0.5)),
-    Layer(kind(n_heads=3, n_kv_heads=1, window_tokens=9, output_gate=1), (T.SINKS,)),
-    Layer(kind(n_heads=3, n_kv_heads=1, head_dim=10, rope_set=ROPE_NONE, output_gate=2),
-          POST_NORMS),
-    Layer(replace(DELTA, gate_rank=20, has_channel_decays=1, has_sigmoid_gate=1)),
-    Layer(replace(DELTA, n_value_heads=2, key_dim=72, value_dim=17, has_channel_decays=1)),
-    Layer(replace(DELTA, gate_rank=200, n_taps=2), POST_NORMS),
-    Layer(replace(DELTA, has_channel_decays=1, has_sigmoid_gate=1, decay_limit=3.0)),
-    Layer(SSD, (T.SSD_CONV_BIAS, T.SSD_NORM)),
-    Layer(replace(SSD, n_taps=2, n_key_heads=3, n_value_heads=3, key_dim=17, value_dim=33,
-                  ffn=Ffn.NONE, residual_factor=0.5)),
-    Layer(kind(mixer=Mixer.NONE, ffn=Ffn.PLAIN, activation=Activation.RELU_SQUARED, n_experts=6,
-               n_chosen=2, expert_dim=40, expert_ffn=Ffn.PLAIN, rope_set=ROPE_NONE, n_kv_heads=4)),
-    Layer(kind(mixer=Mixer.ATTENTION_AND_SSD, n_heads=3, n_kv_heads=1, n_taps=3, n_key_heads=2,
-               n_value_heads=4, key_dim=20, value_dim=32, output_gate=1, is_parallel=True),
-          (T.SSD_NORM, T.SINKS, *BIASES), (T.FFN_NORM,)),
-)  # fmt: skip
-
-
-_OF_HEADS: Final[dict[str, object]] = {"qk_norm": QkNorm.PER_HEAD, "window_tokens": 9}
-SHARED: Final = (
-    Layer(kind(value_norm=1, **_OF_HEADS), POST_NORMS),
-    Layer(kind(kv_source=1, ffn_dim=40, **_OF_HEADS), (T.LAYER_SCALE,)),
-    Layer(kind(n_kv_heads=1, head_dim=8, rope_set=1, values_are_keys=1, qk_norm=QkNorm.PER_HEAD)),
-    Layer(kind(kv_source=3, n_kv_heads=1, head_dim=8, rope_set=1, output_gate=1), (T.SINKS,)),
-    Layer(kind(kv_source=1, n_heads=6, ffn=Ffn.NONE, n_experts=6, n_chosen=2, expert_dim=40,
-               **_OF_HEADS), (T.Q_BIAS, T.LAYER_SCALE)),
-    Layer(kind(kv_source=3, n_kv_heads=1, head_dim=8, rope_set=ROPE_NONE, residual_factor=0.5,
-               ffn=Ffn.NONE)),
-)  # fmt: skip
 OWN_ARCH: Final = Arch(embedding_factor=1.5, logit_cap=4.0, own_width=20, tied_head=True)
 _OWN: Final = (T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM)
 
