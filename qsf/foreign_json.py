@@ -26,8 +26,8 @@ MAX_DEPTH = 64
 # For commands without a memory budget.
 MEMORY_BYTES = 64 << 20
 
-# The most that CPython takes for each element, measured with tracemalloc (tests/python/house): a
-# key takes room in a growing dict and in the parser's table of keys.
+# The most bytes that CPython takes for an element, measured with tracemalloc. A key has an entry in
+# its dict, which grows, and one in the parser's table of keys.
 _BYTES_PER_CONTAINER = 100
 _BYTES_PER_MEMBER = 240
 _BYTES_PER_VALUE = 40

@@ -20,9 +20,8 @@ BEGIN, END = "<!-- families: tools/make_family_table.py -->\n", "<!-- end of fam
 
 def table() -> str:
     """Return the names that people know, with those of GGUF files."""
-    parts = (
-        "".join([title.replace(";", ","), *(f" `{name}`" for name in dialects)]) for title, _, dialects in families()
-    )
+    rows = [(title.replace(";", ","), dialects) for title, _, dialects in families()]
+    parts = ("".join([title, *(f" `{name}`" for name in names)]) for title, names in rows)
     return textwrap.fill("; ".join(parts) + ".", 119, break_on_hyphens=False) + "\n"
 
 

@@ -345,7 +345,7 @@ class _Conversion:
         )
 
 
-# What is decided of every tensor, one after another, before the first one is rounded.
+# The decisions on all tensors, in this order. They end before the first tensor is rounded.
 _STEPS: Final[tuple[Callable[[Plan, _Conversion], Plan], ...]] = (
     lambda plan, c: with_exact_types(plan, c.source.checkpoint),
     lambda plan, c: with_equal_keys(plan, c.source.checkpoint),

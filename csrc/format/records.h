@@ -99,11 +99,11 @@ typedef struct qsf_layer_kind {
     uint32_t latent_norm_dim;  /* of the latent's first numbers; the others are 0; 0: all */
     uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
-    uint32_t n_key_heads;      /* of the delta rule, groups of SSD; else 0; likewise the next 3 */
+    uint32_t n_key_heads;      /* key heads of the delta rule, groups of SSD; this and the next 3: else 0 */
     uint32_t n_value_heads;    /* a multiple of the key heads */
     uint32_t key_dim;
     uint32_t value_dim;
-    uint32_t gate_rank;          /* of the delta rule, likewise the next five; 0: one matrix each */
+    uint32_t gate_rank;          /* this and the next 5: of the delta rule; 0: one matrix each */
     uint32_t has_channel_decays; /* 0 or 1: a decay for each channel of a value head's keys */
     uint32_t has_sigmoid_gate;   /* 0 or 1: the gate's function is no silu */
     float beta_factor;

@@ -116,7 +116,7 @@ QSF_API size_t qsf_model_timeline(qsf_model *m, qsf_unit_time *out, size_t cap_u
 typedef struct qsf_memory_event {
     uint64_t seconds;          /* since open */
     uint64_t bytes;            /* bytes released or taken again */
-    uint64_t available_bytes;  /* memory that the system had available before */
+    uint64_t available_bytes;  /* available memory of the system before the event */
     uint32_t is_given_back;    /* 0: taken again */
     uint32_t n_units_resident; /* resident units after the event */
 } qsf_memory_event;

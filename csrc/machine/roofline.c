@@ -1,4 +1,4 @@
-/* roofline.c - the simplest loops that read, and the best of many passes. */
+/* roofline.c - the speed of memory: the best of many passes of loops that only read. */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "machine/machine.h"
 

@@ -92,8 +92,8 @@ typedef struct qsf_attend_scratch {
 /* Rows that experts compute together. An expert with more rows unpacks its weights again. */
 #define QSF_EXPERT_ROWS 256
 
-/* Buffers of the routed part: `routed` rows are the chunk's times n_chosen, at most
- * QSF_EXPERT_ROWS. Empty if no layer has experts. */
+/* Buffers of the routed part, empty if no layer has experts. `routed` is the number of rows that
+ * experts compute together: n_chosen for each token of the chunk, at most QSF_EXPERT_ROWS. */
 typedef struct qsf_routed_scratch {
     float *scores;     /* [chunk, n_experts], rows at n_experts of the layer */
     float *biases[3];  /* [n_experts] of router and selection; scales of the experts */
@@ -286,7 +286,7 @@ qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t posit
  * there are none. */
 qsf_span_range qsf_seen_slots(qsf_seen seen, size_t begin);
 
-/* Spans in ascending order: the first n_pinned, then those from `first` on, n in all */
+/* n spans in ascending order: spans 0 .. n_pinned - 1, then the spans from `first` on. */
 typedef struct qsf_spans {
     size_t n_pinned;
     size_t first;

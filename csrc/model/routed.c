@@ -230,7 +230,7 @@ qsf_status qsf_routed_gates(qsf_ops *o, const qsf_layer *l, const qsf_acts *x)
 
 /* ---- a guess: the next layer's router on this layer's state ---- */
 
-#define LIKELY_EIGHTHS 3 /* eighths of the experts that a token chooses */
+#define LIKELY_EIGHTHS 3 /* of 8 experts that a token will choose, so many are read ahead */
 
 /* Scores of the next layer's experts for the only row, before this layer's experts are added. */
 static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **selection_bias)

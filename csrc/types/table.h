@@ -10,9 +10,9 @@
 
 /* Columns: id in files; name of the constant; name in functions; name that people use; bytes of a
  * tile; arrangement of the codes (qsf_codes); form of the scales (qsf_scales); columns that share a
- * scale; 1 if they share a min, too; then, without a min, the weight is
+ * scale; 1 if they share a min, too; factor, zero and unit. A type without a min has the weight
  *   (factor * code - zero) * unit * scale
- * where a code of E2M1 or of LEVELS is looked up first, plus its zero. */
+ * Codes of E2M1 and LEVELS are replaced by (their value + zero) first. */
 #define QSF_CODED_TYPES(X)                                                                   \
     X( 0, 2BIT_SYM,      2bit_sym,      "2bit-sym",       288, 2BIT,  F16,  64, 0,   3, 2, 0.5F) \
     X( 1, 2BIT,          2bit,          "2bit",           320, 2BIT,  F16,  64, 1,   0, 1, 1.0F) \

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 PROGRESS_LINES = "QSF_PROGRESS_LINES"  # if set, ProgressLine prints lines of JSON for a program
 _REDRAW_S = 0.1
 _WRITE_S = 0.3
-_RATE_S = 60.0  # the least time over which the speed is averaged, for an estimate that is steady
+_RATE_S = 60.0  # the speed is averaged over this time at least, so that the estimate is steady
 
 
 class _Remaining:

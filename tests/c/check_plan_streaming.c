@@ -175,8 +175,8 @@ static void check_budgets(qsf_options opt, uint64_t step_bytes, bool is_uniform)
     CHECK(n_steps < 20000);
 }
 
-/* What is given up, in which order, seen from outside. Rungs that freed more than was missing give
- * some of it back, so only what each rung implies about the later ones is true. */
+/* The order in which a plan gives things up, as its result shows it. A rung that freed too much
+ * gives some back, so the checks only say what a rung implies about later rungs. */
 static void check_ladder(void)
 {
     make_7b(false);

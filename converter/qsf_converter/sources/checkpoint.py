@@ -112,9 +112,9 @@ class Matrix:
 
 
 class DerivedCheckpoint:
-    """Another checkpoint with matrices instead of their parts; a ``Checkpoint``.
+    """A ``Checkpoint`` made of another one: matrices take the place of their parts.
 
-    ``is_left_out`` says of which further tensors nothing is read.
+    ``is_left_out`` names further tensors that are not read.
     """
 
     def __init__(

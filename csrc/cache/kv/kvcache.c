@@ -287,7 +287,7 @@ static uint32_t count_pages(const qsf_seen_pages *s)
     return s->pinned + (s->end - s->first);
 }
 
-/* Returns page i of those that are seen. */
+/* Returns the number of the i-th page that a query sees. */
 static uint32_t page_at(const qsf_seen_pages *s, uint32_t i)
 {
     return i < s->pinned ? i : s->first + (i - s->pinned);

@@ -67,7 +67,7 @@ static uint32_t pool_take(qsf_state_pool *pool)
     return slot;
 }
 
-/* Adds a holder to the slot, unless it is NO_SLOT, and returns the slot; _drop: removes one. */
+/* Counts one more holder of the slot, and returns the slot. NO_SLOT has no count. */
 static uint32_t pool_hold(qsf_state_pool *pool, uint32_t slot)
 {
     if (slot != QSF_STATE_NO_SLOT)

@@ -178,7 +178,7 @@ void *qsf_heap_alloc_huge(size_t n_bytes)
     return qsf_heap_alloc(n_bytes);
 }
 
-/* The system frees only what it allocated in one call. */
+/* Refuses: Windows frees an allocation as a whole, so items of a row could not go back alone. */
 void *qsf_heap_alloc_row(size_t n, size_t item_bytes)
 {
     (void)n;

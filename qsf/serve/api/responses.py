@@ -74,7 +74,7 @@ class Request(Offering, kw_only=True):
 
     input: str | Objects
     instructions: str | None = None
-    # Reasoning is sent as text
+    # This value asks for encrypted reasoning. It changes nothing: reasoning is sent as text.
     include: list[Literal["reasoning.encrypted_content"]] | None = None
     truncation: (
         Annotated[Literal["disabled"], Meta(description="disabled: nothing is cut")] | None

@@ -127,7 +127,7 @@ GENERIC = Format(
     "Hermes and Qwen", ("<tool_call>",), "<tool_call>", "</tool_call>",
     '<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", between="\n",
 )  # fmt: skip
-# The first whose signs are all there.
+# A template has the first format whose signs it all contains.
 FORMATS = (
     Format(
         "Qwen3-Coder", ("<tool_call>", "<function="), "<tool_call>", "</tool_call>",

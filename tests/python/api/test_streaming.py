@@ -143,7 +143,7 @@ def test_a_file_that_is_truncated_or_overwritten_is_an_error(
             os.truncate(copy, keep)
     code, text, said = child.end()
     assert code == 1, said
-    # What had been verified before may still be computed with, never what is there now.
+    # Layers that were verified before the change may be used; the changed bytes never are.
     assert right_text.startswith(text)
     words = ("checksum",) if keep is None else ("truncated", "ends", "checksum")
     last_line = said.splitlines()[-1]

@@ -62,7 +62,7 @@ def assert_same(found: Tokenizer, expected: Tokenizer, texts: list[str] = TEXTS)
 def test_a_byte_level_vocabulary_comes_back(
     tmp_path: Path, model: str, tiny_llama_dir: Path, tiny_gpt2_dir: Path
 ) -> None:
-    """From a whole file, through conversion: sections, ids and units as of the directory."""
+    """A GGUF file and the folder it was made of convert to equal sections, ids and units."""
     folder = tiny_llama_dir if model == "tiny-llama" else tiny_gpt2_dir
     path = gguf_files.write(
         folder,

@@ -103,7 +103,7 @@ def check_command(folder: Path, capsys: pytest.CaptureFixture[str], *options: st
 
 
 def check_usable(out: Path) -> None:
-    """What every run of qsf-run resolves before the first token."""
+    """Read the text parts of the file as qsf-run does before the first token."""
     parts = read_text_parts(out)
     with Reader(out) as reader:
         reader.verify()

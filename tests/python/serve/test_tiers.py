@@ -1,4 +1,4 @@
-"""What slots hold goes to files and comes back: bits, room, damage, kills."""
+"""Sequences of slots are written to files and read again: bits, room, damage, kills."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
