@@ -99,7 +99,7 @@ typedef struct qsf_layer_kind {
     uint32_t latent_norm_dim;  /* of the latent's first numbers; the others are 0; 0: all */
     uint32_t query_rank;       /* of latent attention; 0: queries come from one matrix */
     uint32_t n_taps;           /* of a convolution; else 0 */
-    uint32_t n_key_heads;      /* key heads of the delta rule, groups of SSD; this and the next 3: else 0 */
+    uint32_t n_key_heads;      /* of the delta rule, or groups of SSD; 0 without, as the next 3 */
     uint32_t n_value_heads;    /* a multiple of the key heads */
     uint32_t key_dim;
     uint32_t value_dim;

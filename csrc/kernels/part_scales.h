@@ -10,7 +10,7 @@
 
 #define QSF_HEAD_PARTS 16 /* most parts of the tiles of a head */
 
-/* Scales and mins of the parts of a head's tiles, by ascending column. Scales of E8M0 are halved. */
+/* Scales and mins of the parts of a head's tiles, by ascending column; E8M0 scales are halved. */
 typedef struct part_scales {
     lanes scale[QSF_HEAD_PARTS];
     lanes min[QSF_HEAD_PARTS];

@@ -161,7 +161,7 @@ static inline void check_outputs(const output *want, const output *have, const c
                (double)a[i]);
 }
 
-/* The output of a kernel, which begins with `before` unless that is NULL. */
+/* The output of a kernel; its content is `before` at first, unless `before` is NULL. */
 static inline output run_kernel(const qsf_kernels *k, kernel_run *run, const void *args,
                                 const float *before, size_t n_bytes)
 {

@@ -1,5 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that are published quantised: the values of the packages that publish them."""
+"""Checkpoints that are published quantised: the values of the packages that publish them.
+
+tests/golden/quantised.safetensors was made by transformers, compressed-tensors, AutoGPTQ 0.7,
+AutoAWQ, bitsandbytes and torchao (make/golden_quantised.py, last in bd61be80). It has CASE/NAME
+for each tensor of a checkpoint, CASE/=NAME for the values that the package computes, and in its
+metadata CASE with the quantization_config.
+"""
 
 from __future__ import annotations
 
