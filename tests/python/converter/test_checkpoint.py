@@ -15,6 +15,7 @@ from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
 from make.commands import Here
 from make.fresh import write_fresh
 from make.refusals import refusals
+from make.tiny_checkpoints import raw_safetensors
 from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf_converter import convert
@@ -56,7 +57,7 @@ def test_values_are_those_that_were_saved(tmp_path: Path, n_shards: int, dtype: 
 def test_bf16_is_the_upper_half_of_f32(tmp_path: Path) -> None:
     values = np.array([[1.0, -2.5, 3e38, 1e-40], [0.1, -0.0, np.inf, 65504.0]], np.float32)
     data = hf_makers.bf16_bytes(values)
-    hf_makers.write_raw_safetensors(tmp_path / "model.safetensors", {"x": ("BF16", (2, 4), data)})
+    (tmp_path / "model.safetensors").write_bytes(raw_safetensors({"x": ("BF16", (2, 4), data)}))
     expected = (values.view(np.uint32) & 0xFFFF0000).view(np.float32)
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         np.testing.assert_array_equal(to_float32(checkpoint.read_rows("x", 0, 2)), expected)
@@ -162,7 +163,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
 
 def test_other_types_may_be_present_but_not_read(tmp_path: Path) -> None:
     tensors = {"mask": ("BOOL", (4,), bytes(4)), "new": ("F6_E2M3", (4,), bytes(3))}
-    hf_makers.write_raw_safetensors(tmp_path / "model.safetensors", tensors)
+    (tmp_path / "model.safetensors").write_bytes(raw_safetensors(tensors))
     with SafetensorsCheckpoint(tmp_path) as checkpoint:
         for name in tensors:
             with pytest.raises(QsfConversionError, match=f"{name} is stored as"):

@@ -18,7 +18,7 @@ from safetensors.numpy import save_file
 from make import hf_makers
 from make.refusals import refusals
 from make.stored import Reader, unpack_tokenizer
-from make.tiny_checkpoints import LLAMA3_SCALING
+from make.tiny_checkpoints import LLAMA3_SCALING, raw_safetensors
 from qsf import Model
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfIOError
 from qsf.file.layout import KEPT, Activation, Dtype, Layout, TensorType
@@ -86,10 +86,8 @@ def test_source_types_give_the_same_file(tmp_path: Path) -> None:
             "F16": lambda v: v.astype("<f2").tobytes(),
             "BF16": hf_makers.bf16_bytes,
         }
-        hf_makers.write_raw_safetensors(
-            folder / "model.safetensors",
-            {name: (dtype, v.shape, encode[dtype](v)) for name, v in values.items()},
-        )
+        encoded = {name: (dtype, v.shape, encode[dtype](v)) for name, v in values.items()}
+        (folder / "model.safetensors").write_bytes(raw_safetensors(encoded))
         convert(folder, tmp_path / f"{dtype}.qsf")
         with Reader(tmp_path / f"{dtype}.qsf") as reader:
             files[dtype] = [reader.read_unit(i) for i in range(4)]

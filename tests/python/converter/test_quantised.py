@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from make import golden_families, hf_makers
 from make.stored import Reader
-from make.tiny_checkpoints import make_llama
+from make.tiny_checkpoints import make_llama, raw_safetensors
 from oracle import reference
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.file.layout import Dtype
@@ -49,7 +49,7 @@ def read_file(path: Path) -> tuple[Stored, dict[str, str]]:
 
 def write_file(folder: Path, stored: Stored, method: dict[str, Any] | None) -> None:
     folder.mkdir(exist_ok=True)
-    hf_makers.write_raw_safetensors(folder / "model.safetensors", stored)
+    (folder / "model.safetensors").write_bytes(raw_safetensors(stored))
     path = folder / "config.json"
     config = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**config, "quantization_config": method}))
@@ -407,7 +407,7 @@ def write_packed(
     config = {**GOLDEN_CASES[case].config, "quantization_config": how}
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
     tensors = {**packed_tensors(dict(GOLDEN_CASES[case].shapes)), **(changes or {})}
-    hf_makers.write_raw_safetensors(folder / "model.safetensors", tensors)
+    (folder / "model.safetensors").write_bytes(raw_safetensors(tensors))
     return folder
 
 
@@ -424,7 +424,7 @@ def write_unpacked(folder: Path, how: dict[str, Any], case: str) -> Path:
             tensors[name] = ("F32", shape, values.astype("<f4").tobytes())
         elif not name.endswith("_scale"):
             tensors[name] = stored
-    hf_makers.write_raw_safetensors(folder / "model.safetensors", tensors)
+    (folder / "model.safetensors").write_bytes(raw_safetensors(tensors))
     return folder
 
 

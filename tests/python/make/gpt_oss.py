@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from make import golden_families
-from make.tiny_checkpoints import safetensors_bytes
+from make.tiny_checkpoints import raw_safetensors
 
 # The table of the OCP's specification of microscaling formats, version 1.0, but for -0.
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
@@ -45,19 +45,15 @@ def packed(n_vocab: int = 67) -> tuple[dict[str, Any], Tensors]:
 
 def write(folder: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     """A checkpoint of f16 and U8 tensors."""
-    floats = {name: t for name, t in tensors.items() if t.dtype == np.float32}
-    body = safetensors_bytes(floats, "fp16")
-    size = int.from_bytes(body[:8], "little")
-    header, data = json.loads(body[8 : 8 + size]), bytearray(body[8 + size :])
-    for name, values in tensors.items():
-        if values.dtype == np.uint8:
-            place = [len(data), len(data) + values.nbytes]
-            header[name] = {"dtype": "U8", "shape": values.shape, "data_offsets": place}
-            data += values.tobytes()
-    head = json.dumps(header).encode()
+    stored = {
+        name: ("U8", t.shape, t.tobytes())
+        if t.dtype == np.uint8
+        else ("F16", t.shape, t.astype("<f2").tobytes())
+        for name, t in tensors.items()
+    }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
+    (folder / "model.safetensors").write_bytes(raw_safetensors(stored))
     return folder
 
 

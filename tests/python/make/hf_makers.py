@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,20 +65,6 @@ def write_shards(folder: Path, weights: Weights, n_shards: int) -> None:
         weight_map.update(dict.fromkeys(part, shard))
     index = {"metadata": {}, "weight_map": weight_map}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
-def write_raw_safetensors(
-    path: Path, tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]
-) -> None:
-    """A safetensors file written by hand, for the types numpy does not know."""
-    header: dict[str, Any] = {}
-    data = b""
-    for name, (dtype, shape, content) in tensors.items():
-        offsets = [len(data), len(data) + len(content)]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
-        data += content
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
 def bf16_bytes(values: np.ndarray) -> bytes:

@@ -212,16 +212,18 @@ def write_checkpoint(
 
 def safetensors_bytes(tensors: Mapping[str, NDArray[np.float32]], storage: Storage) -> bytes:
     """The bytes of one safetensors file; bf16 is rounded to nearest, ties to even."""
+    name = _STORED_NAMES[storage]
+    return raw_safetensors({n: (name, x.shape, _stored(x, storage)) for n, x in tensors.items()})
+
+
+def raw_safetensors(tensors: Mapping[str, tuple[str, tuple[int, ...], bytes]]) -> bytes:
+    """The bytes of one safetensors file, of (type, shape, bytes) by name."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     data = bytearray()
-    for name, array in tensors.items():
-        start = len(data)
-        data += _stored(array, storage)
-        header[name] = {
-            "dtype": _STORED_NAMES[storage],
-            "shape": list(array.shape),
-            "data_offsets": [start, len(data)],
-        }
+    for name, (dtype, shape, content) in tensors.items():
+        offsets = [len(data), len(data) + len(content)]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        data += content
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + bytes(data)

@@ -23,6 +23,7 @@ from make.harmony import (
     make_thinker,
     said,
 )
+from make.refusals import table
 from make.terminals import OnTerminal
 from make.terminals import on_terminal as on_terminal
 from qsf import Model, Session
@@ -32,6 +33,9 @@ from qsf.text.channels import CALL_BEGIN, CALL_MIDDLE, answer_decoder
 from qsf.text.thinking import thinking_args
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.text.tables import open_tokenizer
+
+READ = ("prompt", "text", "answer", "thoughts")
+THOUGHTS_OF = table("tables")
 
 
 @pytest.fixture(scope="module")
@@ -65,21 +69,7 @@ def read(tokenizer: Tokenizer, text: str, prompt: str = "", **options: Any) -> t
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "answer", "thoughts"),
-    [
-        ("", "<|channel>thought\nA cat?\n<channel|>A dog.", "A dog.", "A cat?\n"),
-        ("<|channel>thought\n<channel|>", "A dog.", "A dog.", ""),
-        ("", "<|channel>thought\n<channel|>A dog.", "A dog.", ""),
-        (
-            "",
-            "<|channel>thoughts are\nfree<channel|>\n\nthought\nb",
-            "thought\nb",
-            "thoughts are\nfree",
-        ),
-        ("", "<|channel>thou<channel|>b", "b", ""),
-        ("<|channel>thought\n", "the cat<channel|>b", "b", "the cat"),
-        ("", "A dog.", "A dog.", ""),
-    ],
+    ("prompt", "text", "answer", "thoughts"), table("tables")["thoughts: channels"]
 )
 def test_the_label_of_a_channel_is_no_thought(
     gemma: Tokenizer, prompt: str, text: str, answer: str, thoughts: str
@@ -88,16 +78,7 @@ def test_the_label_of_a_channel_is_no_thought(
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "answer", "thoughts"),
-    [
-        ("", "<think>\nA cat?\n</think>\n\nA dog.", "A dog.", "A cat?\n"),
-        ("<think>\n", "A cat?\n</think>\n\nA dog.", "A dog.", "A cat?\n"),
-        ("<think>", "Cut in the mid", "", "Cut in the mid"),
-        ("<think>\n\n</think>\n\n", "A dog.", "A dog.", ""),
-        ("", "A dog.", "A dog.", ""),
-        ("", "<think>a</think>b<think>c</think>d", "bd", "ac"),
-        ("", "<think></think>\n\n\u00e9", "\u00e9", ""),
-    ],
+    ("prompt", "text", "answer", "thoughts"), table("tables")["thoughts: marks"]
 )
 def test_thoughts_are_told_from_the_answer(
     tokenizer: Tokenizer, prompt: str, text: str, answer: str, thoughts: str
@@ -113,17 +94,7 @@ def plain(tiny_chat_8bit: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "answer", "thoughts"),
-    [
-        ("", "<think>\nA cat?\n</think>\n\nA dog.", "A dog.", "A cat?\n"),
-        ("<think>\n", "A cat?\n</think>\n\nA dog.", "A dog.", "A cat?\n"),
-        ("", "[THINK]a < b[/THINK]c < d", "c < d", "a < b"),
-        ("", "Here is my thought process: a. Here is my response: b", " b", " a. "),
-        ("", "Write <think>x</think>.", "Write <think>x</think>.", ""),
-        ("", "<thin", "<thin", ""),
-        ("", "<think>a</thi", "", "a</thi"),
-        ("", "", "", ""),
-    ],
+    ("prompt", "text", "answer", "thoughts"), table("tables")["thoughts: ordinary"]
 )
 def test_marks_that_are_ordinary_text_count_where_an_answer_begins(
     plain: Tokenizer, prompt: str, text: str, answer: str, thoughts: str
