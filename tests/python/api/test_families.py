@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,11 @@ def check_choices(case: Case, choices: list[Choice]) -> None:
 
 
 @pytest.mark.parametrize("name", golden_families.cases())
-def test_engine_and_original_agree_with_transformers(name: str, tmp_path: Path) -> None:
+def test_engine_and_original_agree_with_transformers(
+    name: str, tmp_path: Path, golden: Callable[[Case], Path]
+) -> None:
     case = golden_families.cases()[name]
-    folder, path = case.write(tmp_path / "m"), tmp_path / "model.qsf"
-    convert(folder, path, quant_type="f16", embed_type="f16")
+    folder, path = case.write(tmp_path / "m"), golden(case)
     if case.is_encoder:
         check_encoder(path, case)
         return

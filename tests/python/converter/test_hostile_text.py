@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from qsf.errors import QsfConversionError
 from qsf.file.reader import Reader
 from qsf.text.chat import ChatTemplate
 from qsf.text.parts import read_text_parts
+from qsf.text.render import one_process
 from qsf.text.sampling import end_ids, resolve_sampling
 from qsf.text.tokenizer import Tokenizer, byte_of_char
 from qsf_converter import cli, convert
@@ -63,6 +65,13 @@ GENERATION_FIELDS = [
 TOKENIZER_FIELDS = [
     "chat_template", "bos_token", "eos_token", "unk_token", "add_bos_token", "add_eos_token",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_renderer() -> Iterator[None]:
+    """One process renders all templates, as in a conversion."""
+    with one_process():
+        yield
 
 
 def objects(names: list[str], max_size: int) -> st.SearchStrategy[dict[str, Any]]:
