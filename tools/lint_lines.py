@@ -55,7 +55,7 @@ CAPS: dict[str, int] = {
     "bench": 2400,
     "tools": 2500,
     "program": 1750,
-    "tests/c": 12340,
+    "tests/c": 12430,
     "tests/fuzz": 1020,
     "tests/install": 530,
     "tests/clients": 110,
