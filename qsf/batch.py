@@ -232,7 +232,7 @@ def rerank(
             cuts.append(is_cut)
             yield tokens
 
-    batch = Batch(opened, GenerationOptions(), reading_of(reranker, how, opened.info.dim))
+    batch = Batch(opened, GenerationOptions(), reading_of(reranker, how, opened.info.vector_dim))
     ranked = []
     for answer in batch.answers(session, prompts()):
         if answer.error is not None:
@@ -250,7 +250,7 @@ def embed(
     dimensions: int | None,
 ) -> Iterator[array[float]]:
     """Yield a vector for each text: see ``Model.embed``."""
-    how, dim = opened.vectors, opened.info.dim
+    how, dim = opened.vectors, opened.info.vector_dim
     how.check_vectors()
     pooling = how.pooling if pooling is None else pooling
     if pooling not in how.poolings:

@@ -304,8 +304,9 @@ def _check_item(opened: OpenedModel, item: PassItem) -> None:
     item.tokens = as_tokens(item.tokens)
     if item.wants not in WANTS:
         raise QsfArgumentError(f"wants must be one of {', '.join(WANTS)}, not {item.wants!r}")
-    if item.n_hidden and memoryview(item.hidden).nbytes != 8 * opened.info.dim:
-        raise QsfArgumentError(f"hidden must have {opened.info.dim} values of 8 bytes each")
+    dim = opened.info.vector_dim
+    if item.n_hidden and memoryview(item.hidden).nbytes != 8 * dim:
+        raise QsfArgumentError(f"hidden must have {dim} values of 8 bytes each")
     n_values = len(item.tokens) * opened.info.n_vocab
     if item.wants == "all" and item.logits is None:
         import numpy

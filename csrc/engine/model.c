@@ -103,6 +103,7 @@ void qsf_model_info(qsf_model *m, qsf_model_facts *out)
     out->io_is_probed = m->io_is_probed;
     out->n_layers = m->plan.n_layers;
     out->dim = h->dim;
+    out->vector_dim = m->config.vector_dim;
     out->n_heads = h->n_heads;
     out->n_kv_heads = h->n_kv_heads;
     out->head_dim = h->head_dim;

@@ -126,7 +126,7 @@ typedef struct qsf_pass_part {
     bool may_draft;    /* the pass may also evaluate drafts of the next tokens: see drafting.c */
     uint32_t n_drafts; /* the last tokens are drafts, which the session does not own yet */
     uint32_t n_hidden; /* for parts without rows, as in qsf_pass_item */
-    double *hidden;    /* [dim] */
+    double *hidden;    /* [vector_dim] */
 } qsf_pass_part;
 
 /* Buffers of a model that one pass uses at a time, and one choice of a token. */

@@ -159,8 +159,8 @@ static qsf_status limit_windows(const qsf_options *opt, qsf_reader *r)
                                  opt->kv_window_tokens);
 }
 
-/* A text passes through an encoder at once, and the pages of all layers' keys and values are the
- * same, so f32 costs little. */
+/* A text passes through an encoder at once, and all layers with equal heads keep their keys and
+ * values in the same pages, so f32 costs little. */
 static void choose_for_encoder(qsf_options *opt, const qsf_config *c)
 {
     if (!c->is_encoder)

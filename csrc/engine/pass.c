@@ -103,12 +103,12 @@ static void gather(const qsf_shared_buffers *b, const qsf_pass_part *parts, uint
             gather_part(b, &parts[i], chunk);
 }
 
-/* Adds the hidden states of a part, rows [n_hidden, dim_stride], one after the other. */
+/* Adds the hidden states of a part, rows [n_hidden, vector_dim padded], one after the other. */
 static void add_hidden(const qsf_model *m, const qsf_pass_part *p, const float *rows)
 {
     for (uint32_t row = 0; row < p->n_hidden; row++)
-        for (uint32_t i = 0; i < m->config.dim; i++)
-            p->hidden[i] += rows[row * m->scratch.dim_stride + i];
+        for (uint32_t i = 0; i < m->config.vector_dim; i++)
+            p->hidden[i] += rows[row * qsf_stride(m->config.vector_dim) + i];
 }
 
 /* Ends a session's part of a pass. */
@@ -162,7 +162,7 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
             n_appended++;
         }
         if (p->n_hidden > 0)
-            hidden += p->n_hidden * m->scratch.dim_stride;
+            hidden += p->n_hidden * qsf_stride(m->config.vector_dim);
         if (p->n_rows > 0)
             rows += p->n_rows * (size_t)m->config.n_vocab;
     }

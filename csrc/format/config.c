@@ -232,12 +232,22 @@ static tensor_rule rule_of(const layer_row *row, presence presence_of_row,
     };
 }
 
-/* Finds the layer whose keys and values layer `idx` reads. */
+/* True if two layers' keys and values fit into the same pages. */
+static bool has_equal_pages(const qsf_layer_kind *a, const qsf_layer_kind *b)
+{
+    return a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim;
+}
+
+/* Finds the layer whose keys and values layer `idx` reads. Of an encoder only the layer that runs
+ * needs its keys and values: it overwrites those of the first layer with equal pages. */
 static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *source)
 {
-    const uint32_t wanted = qsf_reader_layer_kind(r, idx)->kv_source;
+    const qsf_layer_kind *const kind = qsf_reader_layer_kind(r, idx);
+    const uint32_t wanted = kind->kv_source;
+    *source = 0;
     if (r->arch.is_encoder != 0) {
-        *source = 0; /* only the layer that runs needs its keys and values */
+        while (!has_equal_pages(qsf_reader_layer_kind(r, *source), kind))
+            ++*source;
         return QSF_OK;
     }
     for (*source = wanted == 0 ? idx : 0; *source < idx; ++*source)
@@ -453,19 +463,21 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
     raise_outliers_bytes(c, l);
 }
 
-static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends *ends)
+static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const presence head = c->has_tied_head || c->is_encoder ? NEVER : ALWAYS;
     const presence dense = c->is_encoder ? OPTIONAL : NEVER;
     const qsf_tensor *const rest = qsf_reader_tensor(r, r->final_unit, QSF_TENSOR_HEAD_REST);
     const uint32_t n_rest = rest == NULL ? 0 : rest->n_rows;
+    const qsf_tensor *const product = qsf_reader_tensor(r, r->final_unit, QSF_TENSOR_DENSE);
+    const uint32_t vector_dim = product == NULL ? c->dim : product->n_rows;
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
     const tensor_rule final[] = {
         {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
-        {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, c->dim, c->dim},
+        {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, vector_dim, c->dim},
         {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->n_vocab},
         {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab - n_rest, c->dim},
         {QSF_TENSOR_HEAD_REST, "head_rest", QSF_LAYOUT_TILES, OPTIONAL, n_rest, c->dim},
@@ -476,6 +488,8 @@ static qsf_status match_ends(const qsf_config *c, const qsf_reader *r, qsf_ends 
     ends->final_norm = tensors[0];
     ends->final_norm_bias = tensors[1];
     ends->dense = tensors[2];
+    c->vector_dim = vector_dim;
+    raise_to(&c->ffn_dim, ends->dense == NULL ? 0 : vector_dim);
     ends->head_bias = tensors[3];
     ends->head = tensors[4];
     ends->head_rest = tensors[5];
@@ -548,7 +562,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,
         .ple_width = r->arch.own_width,
-        .ple_cols = h->n_layers * r->arch.own_width,
+        .ple_cols = r->own_table_unit != 0 ? h->n_layers * r->arch.own_width : 0,
         .has_fine_acts = r->arch.act_bits == 16,
     };
     count_ropes(c, r);

@@ -134,13 +134,14 @@ typedef struct qsf_config {
     uint32_t kv_dim;         /* KV heads * head_dim */
     uint32_t gate_dim;       /* rows of a gate; 0: none */
     uint32_t n_steps;        /* a token's betas and decays, of states by heads; 0: none */
-    uint32_t ffn_dim;        /* or expert_dim, or ple_width */
+    uint32_t ffn_dim;        /* or expert_dim, ple_width, or vector_dim */
+    uint32_t vector_dim;     /* of the hidden states that a caller gets */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t latent_dim;     /* columns of each head's latent values; 0: none */
     uint32_t ones;           /* weights of the widest V norm; 0: none */
     uint32_t ple_width;      /* of a per-layer embedding; 0: none */
-    uint32_t ple_cols;       /* of their table: those of all layers of the file */
+    uint32_t ple_cols;       /* of their table: those of all layers of the file; 0: no table */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
     uint32_t n_ropes;        /* RoPE sets, for one context each */
@@ -169,7 +170,7 @@ typedef struct qsf_ends {
     const qsf_tensor *final_norm;      /* [dim] */
     const qsf_tensor *final_norm_bias; /* [dim], optional */
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
-    const qsf_tensor *dense;           /* [dim, dim] after the final norm, optional */
+    const qsf_tensor *dense;           /* [vector_dim, dim] after the final norm, optional */
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied; or NULL */
     const qsf_tensor *head_rest;       /* the last rows of [n_vocab, dim], if `head` lacks them */
     const qsf_tensor *ple_table;       /* [n_vocab, ple_cols]; or NULL */

@@ -249,13 +249,10 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
                 "%s: RoPE set %u rotates %u dimensions, the heads have %u", where, k->rope_set,
                 rotary_dims, k->head_dim - k->latent_rank);
     const qsf_header *const h = &r->header;
-    QSF_FAIL_IF(k->is_encoder != 0 &&
-                    (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 || k->kv_source != 0 ||
-                     k->alibi_slopes.n != 0 || k->n_kv_heads != h->n_kv_heads ||
-                     k->head_dim != h->head_dim),
+    QSF_FAIL_IF(k->is_encoder != 0 && (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 ||
+                                       k->kv_source != 0 || k->alibi_slopes.n != 0),
                 FORMAT,
-                "%s: of an encoder (ARCH, key 14), allowed: attention with the header's KV heads "
-                "and head dimension, without keys 43, 44, 49",
+                "%s: of an encoder (ARCH, key 14), allowed: attention without keys 43, 44, 49",
                 where);
     QSF_FAIL_IF(k->is_post_norm != 0 && k->is_parallel != 0, FORMAT,
                 "%s: post-norm (key 18) with a parallel FFN (key 16)", where);

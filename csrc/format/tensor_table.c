@@ -168,12 +168,14 @@ static qsf_status check_is(const qsf_tensor *t, uint32_t type, uint8_t layout, u
 }
 
 /* Checks the table with embeddings of each layer: if ARCH has their width, a row for each token
- * with those of all layers. */
+ * with those of all layers. An encoder makes them of the token's embedding alone. */
 static qsf_status check_own_table(const qsf_reader *r)
 {
-    QSF_FAIL_IF((r->own_table_unit != 0) != (r->arch.own_width != 0), FORMAT,
-                "ARCH: own embeddings (key 13) of width %u, the file has %d tables of them",
-                r->arch.own_width, r->own_table_unit != 0);
+    const bool needs_table = r->arch.own_width != 0 && r->arch.is_encoder == 0;
+    QSF_FAIL_IF((r->own_table_unit != 0) != needs_table, FORMAT,
+                "ARCH: own embeddings (key 13) of width %u, the file has %d tables of them, "
+                "expected %d",
+                r->arch.own_width, r->own_table_unit != 0, needs_table);
     if (r->own_table_unit == 0)
         return QSF_OK;
     const qsf_unit *const u = &r->units[r->own_table_unit];
@@ -237,8 +239,10 @@ static qsf_status check_contents(const qsf_reader *r)
     QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
-    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE)
-        QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, h->dim, h->dim));
+    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE) {
+        const uint32_t n_rows = t[i].n_rows < QSF_MAX_DIM ? t[i].n_rows : QSF_MAX_DIM;
+        QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, n_rows, h->dim));
+    }
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_HEAD_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
     const bool has_head = r->arch.tied_head == 0 && r->arch.is_encoder == 0;

@@ -196,6 +196,7 @@ typedef struct qsf_model_facts {
     uint32_t io_is_probed; /* 1: a probe chose it */
     uint32_t n_layers;
     uint32_t dim;
+    uint32_t vector_dim; /* of hidden states: dim, unless an encoder multiplies them */
     uint32_t n_heads;
     uint32_t n_kv_heads;
     uint32_t head_dim;

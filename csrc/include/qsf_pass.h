@@ -27,8 +27,8 @@ typedef struct qsf_pass_item {
     float *logits;          /* [n_tokens, n_vocab] receives them for QSF_WANTS_ALL; else unused */
     qsf_status status;      /* the result; QSF_OK: the session holds the tokens */
     /* The hidden states of the last n_hidden tokens, of an encoder the first ones, after the last
-     * norm, where the head would read them, are added to hidden [dim] one after the other; 0: none.
-     * For QSF_WANTS_NONE only. */
+     * norm, where the head would read them, are added to hidden [vector_dim] one after the other;
+     * 0: none. For QSF_WANTS_NONE only. */
     uint32_t n_hidden;
     double *hidden;
 } qsf_pass_item;

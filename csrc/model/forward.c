@@ -15,21 +15,22 @@
 #include "model/ops.h"
 #include "types/dtype.h"
 
-/* ---- per-layer embeddings (Gemma 4 E2B, E4B) ---- */
+/* ---- per-layer embeddings (Gemma 4 E2B, E4B; EmbeddingGemma 2) ---- */
 
 /* A token has an embedding for the residual and one of ple_width numbers for each layer: a row of
  * their table has those of all layers. A pass needs few rows of the large table, so it stays in
- * the file: a row costs a read of its band of 16 rows. */
+ * the file: a row costs a read of its band of 16 rows. An encoder has no table: its layers read the
+ * embedding for the residual alone. */
 
 #define HALF_ROOT 0.70710678118654752F /* 1 / sqrt(2) */
 
-/* Stores x, the embedding of tokens [n_tokens], and reads their rows of the table. Errors of the
- * stream. */
+/* Stores x, the embedding of tokens [n_tokens], and reads their rows of the table, unless it is
+ * NULL. Errors of the stream. */
 static qsf_status read_layer_embeddings(qsf_ops *o, const qsf_tensor *table, const uint32_t *tokens)
 {
     const qsf_scratch *const s = o->scratch;
     memcpy(s->embedded, s->x, o->n_tokens * s->dim_stride * sizeof *s->x);
-    for (uint32_t t = 0; t < o->n_tokens; t++)
+    for (uint32_t t = 0; table != NULL && t < o->n_tokens; t++)
         QSF_TRY(qsf_embedding_decode(o->stream, o->kernels, table, tokens[t],
                                      s->ple + t * s->ple_stride));
     return QSF_OK;
@@ -55,6 +56,8 @@ static void project_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
         float *const p = s->up + t * qsf_stride(c->ple_width);
         k->scale(p, factor, c->ple_width);
         qsf_ops_norm_row(job->ops, p, &job->norm, c->ple_width, p);
+        if (c->ple_cols == 0)
+            continue;
         k->add_scaled(p, s->ple + t * s->ple_stride + job->layer->ple_col,
                       sqrtf((float)c->ple_width), c->ple_width);
         k->scale(p, HALF_ROOT, c->ple_width);
@@ -67,8 +70,9 @@ static void gate_epilogue(const void *arg, size_t begin, size_t end)
     qsf_ops_activate_gated(o, qsf_stride(o->config->ple_width), begin, end);
 }
 
-/* p = (norm(in @ embedding / sqrt(dim)) + layer embedding * sqrt(ple_width)) / sqrt(2);
- * x += norm(out @ (activation(gate @ x) * p)) for the rows of the chunk. Errors of the stream. */
+/* p = (norm(in @ embedding / sqrt(dim)) + layer embedding * sqrt(ple_width)) / sqrt(2), or the norm
+ * alone without a table; x += norm(out @ (activation(gate @ x) * p)) for the rows of the chunk.
+ * Errors of the stream. */
 static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
@@ -343,10 +347,10 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
         QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
     if (c->is_encoder) {
-        const qsf_linear dense = qsf_linear_of(f->ends->dense, s->y, s->dim_stride);
+        const qsf_linear dense = qsf_linear_of(f->ends->dense, s->gate, qsf_stride(c->vector_dim));
         if (f->ends->dense != NULL) {
             QSF_TRY(qsf_linear_run(o, &dense, 1, &in));
-            f->hidden = s->y;
+            f->hidden = s->gate;
         }
         return end_unit(o, QSF_PHASE_HEAD);
     }

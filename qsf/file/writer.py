@@ -95,11 +95,16 @@ def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
 
 
 def unit_shapes(
-    h: Header, kinds: Sequence[LayerKind], unit: UnitId, own_width: int, head_rows: int = 0
+    h: Header,
+    kinds: Sequence[LayerKind],
+    unit: UnitId,
+    own_width: int,
+    head_rows: int = 0,
+    vector_dim: int = 0,
 ) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers.
 
-    ``head_rows`` are the rows of HEAD if HEAD_REST has the others.
+    ``head_rows`` are the rows of HEAD if HEAD_REST has the others, ``vector_dim`` those of DENSE.
     """
     if unit.role == Role.LAYER:
         return layer_shapes(h, kinds[unit.layer], own_width)
@@ -109,7 +114,7 @@ def unit_shapes(
         _T.EMBEDDING: (h.n_vocab, h.dim),
         _T.FINAL_NORM: (1, h.dim),
         _T.FINAL_NORM_BIAS: (1, h.dim),
-        _T.DENSE: (h.dim, h.dim),
+        _T.DENSE: (vector_dim or h.dim, h.dim),
         _T.HEAD_BIAS: (1, h.n_vocab),
         _T.HEAD: (head_rows or h.n_vocab, h.dim),
         _T.HEAD_REST: (h.n_vocab - head_rows, h.dim),
@@ -285,7 +290,8 @@ class Writer(Output):
             for layer, kind in enumerate(self._kinds)
             for expert in range(kind.n_experts)
         ]
-        tables = [lay.OWN_TABLE_UNIT] if self._arch.own_width else []
+        has_table = self._arch.own_width and not self._arch.is_encoder
+        tables = [lay.OWN_TABLE_UNIT] if has_table else []
         return [*lay.pass_units(self.header.n_layers), *experts, *tables]
 
     def begin_unit(
@@ -366,8 +372,10 @@ class Writer(Output):
             raise QsfArgumentError(f"{name}: {fault}")
         parts = [*((t.type, t.n_rows) for t in unit.tensors), (type, n_rows)]
         head_rows = head_rows_of(self.header, parts)
-        own_width = self._arch.own_width
-        shape = unit_shapes(self.header, self._kinds, unit.id, own_width, head_rows).get(type)
+        shapes = unit_shapes(
+            self.header, self._kinds, unit.id, self._arch.own_width, head_rows, n_rows
+        )
+        shape = shapes.get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
             raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
         if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):

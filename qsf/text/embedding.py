@@ -61,6 +61,10 @@ class Classifier:
             raise QsfFormatError(text) from error
 
     def logit(self, pooled: Sequence[float]) -> float:
+        """Return the score of a pair. Raises QsfFormatError if the vector has another width."""
+        if len(pooled) != len(self._weight):
+            widths = f"{len(self._weight)} numbers, and the dense matrix makes {len(pooled)}"
+            raise QsfFormatError(f"the section CHAT has a classifier of {widths}")
         x = [self._activate(v) for v in _sum(pooled, self._bias)]
         if self._norm is not None:
             mean = math.fsum(x) / len(x)

@@ -54,7 +54,7 @@ class Rerank(Part, kw_only=True):
 
 def read_embeddings(fields: Embeddings, serving: Serving, name: str = "input") -> Ask:
     """Return the checked request to /v1/embeddings; ``name``: of the texts. Raises Problem."""
-    how, dim = serving.model.text_vectors, serving.model.info.dim
+    how, dim = serving.model.text_vectors, serving.model.info.vector_dim
     _check(how.check_vectors)
     form, pooling = fields.encoding_format or "float", fields.pooling or how.pooling
     if pooling not in how.poolings:
@@ -96,7 +96,7 @@ def read_embeddings(fields: Embeddings, serving: Serving, name: str = "input") -
 def read_rerank(fields: Rerank, serving: Serving) -> Ask:
     documents = [value if isinstance(value, str) else value.text for value in fields.documents]
     task = fields.instruction or TASK
-    how, dim = serving.model.text_vectors, serving.model.info.dim
+    how, dim = serving.model.text_vectors, serving.model.info.vector_dim
     reranker = _check(partial(how.reranker, serving.model.tokenizer))
     encode = partial(encode_text, serving=serving, name="documents", is_foreign=True, is_cut=True)
     most = min(serving.ctx_tokens, how.max_tokens or serving.ctx_tokens)

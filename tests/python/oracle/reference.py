@@ -224,3 +224,10 @@ def assert_near(got: Array, want: Array, bound: float = 1e-4) -> None:
     the largest logit, so 1e-4 of that is generous to rounding and far below any real difference.
     """
     assert np.abs(got - want).max() <= bound * np.abs(want).max()
+
+
+def hidden_states(model: Model, tokens: Sequence[int]) -> Array:
+    """What an encoder computes of each token, behind its dense matrix if there is one."""
+    rows = forward(model, tokens).final_norm
+    dense = model.weights.get("dense")
+    return rows if dense is None else rows @ dense.T
