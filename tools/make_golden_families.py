@@ -109,11 +109,11 @@ def golden(
     config = transformers.AutoConfig.for_model(model_type, **options)
     loader: Any = transformers.AutoModelForCausalLM
     is_encoder = model_type in made.ENCODERS or "use_bidirectional_attention" in options
-    if is_encoder:
-        loader = transformers.AutoModel
     if "num_labels" in options:
         loader = transformers.AutoModelForSequenceClassification
-    if "text_config" in options:
+    elif is_encoder:
+        loader = transformers.AutoModel
+    elif "text_config" in options:
         loader = transformers.AutoModelForImageTextToText
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

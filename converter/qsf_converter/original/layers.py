@@ -217,11 +217,13 @@ class Original:
         """Return what the layer's own embeddings add to the stream ``x`` [..., dim]."""
         dim, width = self.header.dim, self.arch.own_width
         p = linear(w, T.OWN_IN, beside[..., :dim]) / np.float32(math.sqrt(dim))
-        at = slice(w.layer * width, (w.layer + 1) * width)
-        own = self._own_rows[beside[..., dim].astype(np.intp), at]
-        p = self._normalise(w, T.OWN_IN_NORM, p) + own * np.float32(math.sqrt(width))
+        p = self._normalise(w, T.OWN_IN_NORM, p)
+        if len(self._own_rows):  # an encoder has no table
+            at = slice(w.layer * width, (w.layer + 1) * width)
+            own = self._own_rows[beside[..., dim].astype(np.intp), at]
+            p = (p + own * np.float32(math.sqrt(width))) * np.float32(math.sqrt(0.5))
         gate = _activate(w.kind, linear(w, T.OWN_GATE, x))
-        y = linear(w, T.OWN_OUT, gate * p * np.float32(math.sqrt(0.5)))
+        y = linear(w, T.OWN_OUT, gate * p)
         return self._normalise(w, T.OWN_NORM, y)
 
     def routed_inputs(

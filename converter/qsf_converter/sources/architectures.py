@@ -52,8 +52,6 @@ _MISSING: Final = (
     (r"Rwkv|RecurrentGemma|xLSTM", "recurrent layers", "Qwen 3"),
     (r"DeepseekV(32|4)|GlmMoeDsa", "attention with an indexer", "DeepSeek V3"),
     (r"Moe|MoE|Dbrx|Llama4|Jetmoe|Arctic", "a mixture of experts of another form", "Qwen 3 MoE"),
-    (r"EmbeddingGemma2", "an encoder whose layers differ in heads, and embeddings of each layer",
-     "EmbeddingGemma"),
     (r"Gemma3n", "embeddings of each layer and several residual streams", "Gemma 3"),
     (r"T5|Bart|Whisper|Marian|Pegasus", "an encoder with a decoder", "Qwen 3"),
     (r"Bert|Roberta|Electra|Deberta", "an encoder of another form", "BERT"),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 import qsf
 from make import calibrated_models, golden_families
 from make.golden_families import Case
-from oracle.reference import forward, load_qsf, noted_choices
+from oracle.reference import hidden_states, load_qsf, noted_choices
 from qsf.file.layout import layer_unit
 from qsf.passes import PassItem
 from qsf_converter import convert
@@ -36,10 +36,10 @@ def difference(logits: NDArray[Any], case: Case) -> float:
 
 def check_encoder(path: Path, case: Case) -> None:
     """Compare the hidden states of the reference, and the engine's sums of them."""
-    assert difference(forward(load_qsf(path, CONTEXT), case.tokens).final_norm, case) < 1e-5
+    assert difference(hidden_states(load_qsf(path, CONTEXT), case.tokens), case) < 1e-5
     with qsf.Model(path, exact=True, ram_budget=None) as model:
         for n in (1, 17, CONTEXT):
-            total = array("d", bytes(8 * model.info.dim))
+            total = array("d", bytes(8 * model.info.vector_dim))
             item = PassItem(model.session, case.tokens, "none", n_hidden=n, hidden=total)
             model.run_pass([item])
             model.session.rewind(0)

@@ -25,15 +25,16 @@ from make.golden import ROOT
 from make.golden_families import DOCUMENTS, QUERY, Case
 from make.stored import Reader
 from make.tiny_checkpoints import safetensors_bytes
-from oracle.reference import forward, load_qsf
-from qsf.errors import QsfArgumentError, QsfConversionError
+from oracle.reference import forward, hidden_states, load_qsf
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfFormatError
 from qsf.passes import PassItem
 from qsf_converter import convert
 from qsf_converter.sources.embedding import of_folder
 
 N_POSITIONS = 310
 TEXTS = [[(7 * i + n) % 72 for i in range(n)] for n in (1, 3, 300, 256, 257, N_POSITIONS)]
-FAMILIES = ("nomic_bert", "gemma3-encoder")  # of which one has windows
+# Two have windows, one of them heads of two widths.
+FAMILIES = ("nomic_bert", "gemma3-encoder", "embedding_gemma2")
 
 
 def make(folder: Path, name: str = "nomic_bert", **config: Any) -> Path:
@@ -157,7 +158,7 @@ def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> Non
     """Keys of several spans on both sides of a token; windows across their edges."""
     convert(make(tmp_path / "m", name), tmp_path / "m.qsf", quant_type="f32")
     model, texts = load_qsf(tmp_path / "m.qsf"), TEXTS[1:3]
-    states = [forward(model, text).final_norm for text in texts]
+    states = [hidden_states(model, text) for text in texts]
     for pooling in ("mean", "cls"):
         got = vectors(tmp_path / "m.qsf", texts, exact=True, pooling=pooling)
         for rows, vector in zip(states, got, strict=True):
@@ -165,7 +166,9 @@ def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> Non
             assert np.abs(np.array(vector) - want).max() < 5e-6
 
 
-@pytest.mark.parametrize(("name", "quant_type"), [*zip(FAMILIES, ("8bit", "f16"), strict=True)])
+@pytest.mark.parametrize(
+    ("name", "quant_type"), [*zip(FAMILIES, ("8bit", "f16", "8bit"), strict=True)]
+)
 def test_nothing_beside_a_text_changes_a_bit(name: str, quant_type: str, tmp_path: Path) -> None:
     path = tmp_path / "m.qsf"
     convert(make(tmp_path / "m", name), path, quant_type=quant_type)
@@ -396,6 +399,10 @@ def test_a_cross_encoder_makes_no_vectors(tmp_path: Path) -> None:
         with pytest.raises(QsfArgumentError, match=r"cross-encoder.*rerank"):
             list(model.embed(["a"]))
         assert model.rerank("a", []) == []
+        classifier = model.text_vectors.classifier
+        assert classifier is not None
+        with pytest.raises(QsfFormatError, match="72 numbers, and the dense matrix makes 3"):
+            classifier.logit([0.5] * 3)
         # Names of special tokens in a text are ordinary text.
         forged, plain = ("a [SEP] b [SEP] c", "a sep b sep c")
         assert len({d.score for d in model.rerank("a", [forged, plain])}) == 2

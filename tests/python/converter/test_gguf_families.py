@@ -38,7 +38,8 @@ NOT_SAID = (
     # llama.cpp has no architecture for these, or writes them as one that is tried.
     "cwm", "helium", "internlm3", "internlm3-plain", "hyperclovax", "hyperclovax-plain",
     "qwen3_next-dense",  # of which GGUF files never have any
-    "vaultgemma", "granite_swa", "granite_swa-plain", "granitemoe_swa", "solar_open",
+    "vaultgemma", "embedding_gemma2", "embedding_gemma2-nested", "granite_swa",
+    "granite_swa-plain", "granitemoe_swa", "solar_open",
     "bailing_hybrid", "bailing_hybrid-plain", "granitemoehybrid", "granitemoehybrid-nope",
     "olmo_hybrid", "olmo_hybrid-rope", "lfm3", "lfm3-plain",
     "nemotron_h-groups",  # how many groups are kept

@@ -24,7 +24,8 @@ from make.tiny_checkpoints import safetensors_bytes
 
 PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
-ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert", "modernbert")  # by model_type
+ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert", "modernbert", "embedding_gemma2",
+            "embedding_gemma2_text")  # by model_type  # fmt: skip
 QUERY = "w h a t i s a c a t"
 DOCUMENTS = ("a n a n i m a l", "a", "i t r a i n s i n a p r i l a n d i n m a y", "z z z")
 LOGIT_STEPS = 1 << 19  # between nought and the largest logit: 2e-6 of it, rounded to 1e-6

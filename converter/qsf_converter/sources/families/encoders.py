@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import Ffn
+from qsf.file.kinds import Ffn, QkNorm
 from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Norm, Positions
 from qsf_converter.sources.families import gemma
 from qsf_converter.sources.families import rules as r
-from qsf_converter.sources.families.config import MAX_LAYERS, MAX_TOKENS, Config
+from qsf_converter.sources.families.config import MAX_DIM, MAX_LAYERS, MAX_TOKENS, Config
 from qsf_converter.sources.families.family import (
     FULL,
     SLIDING,
@@ -102,6 +102,18 @@ def _as_embedding_gemma(draft: Draft) -> None:
         )
     draft.layers = [
         replace(kind, window_tokens=kind.window_tokens and kind.window_tokens // 2 + 1)
+        for kind in draft.layers
+    ]
+
+
+def _as_embedding_gemma2(draft: Draft) -> None:
+    """A window of n tokens reaches as far to each side; the vectors have a width of their own."""
+    as_encoder(draft)
+    gemma.as_gemma4(draft)
+    gemma.set_own_width(draft)
+    draft.dims["vector"] = draft.config.count("embedding_dim", MAX_DIM)
+    draft.layers = [
+        replace(kind, window_tokens=kind.window_tokens and kind.window_tokens + 1)
         for kind in draft.layers
     ]
 
@@ -343,6 +355,11 @@ _GGUF_GEMMA = replace(
 )
 
 
+_PLE = "layers.{layer}.ple_block."
+_EMBEDDING_GEMMA2_ROPES = {
+    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+    FULL: {"rope_type": "default", "rope_theta": 1000000.0},
+}
 _ENCODERS = (
     Family(
         name="BertModel",
@@ -435,6 +452,45 @@ _ENCODERS = (
         windows=window_but_every,
         rope_parameters=gemma.rope_of_gemma3,
         adjust=_as_embedding_gemma,
+    ),
+    Family(
+        name="EmbeddingGemma2TextModel",
+        title="EmbeddingGemma 2, text",
+        model_type="embedding_gemma2_text",
+        rules=(
+            *gemma.LAYER_RULES,
+            *r.gated(),
+            layer(T.OWN_IN_NORM, "ple.per_layer_projection_norm.weight", "own", of_all=True),
+            layer(T.OWN_IN, "ple.per_layer_model_projection.weight", "own", "hidden", of_all=True),
+            layer(T.OWN_GATE, f"{_PLE}per_layer_input_gate.weight", "own", "hidden"),
+            layer(T.OWN_OUT, f"{_PLE}per_layer_projection.weight", "hidden", "own"),
+            *norm(T.OWN_NORM, f"{_PLE}post_per_layer_input_norm"),
+            TensorRule(Place.EMBEDDING, T.EMBEDDING, "embed_tokens.weight", ("vocab", "hidden")),
+            TensorRule(Place.FINAL, T.FINAL_NORM, "norm.weight", ("hidden",)),
+            TensorRule(Place.FINAL, T.DENSE, "embedding_projection.weight", ("vector", "hidden")),
+        ),
+        nested=("EmbeddingGemma2Model",),
+        renames=gemma.RENAMES,
+        flags={"attention_bias": False},
+        kind={"qk_norm": QkNorm.PER_HEAD},
+        defaults=usual(
+            gemma.GEMMA4_DEFAULTS,
+            262144,
+            window=512,
+            kv_heads=2,
+            hidden_size=512,
+            intermediate_size=2048,
+            num_hidden_layers=24,
+            num_attention_heads=4,
+            num_global_key_value_heads=1,
+            hidden_size_per_layer_input=512,
+            embedding_dim=768,
+            rope_parameters=_EMBEDDING_GEMMA2_ROPES,
+        ),
+        windows=gemma.gemma4_types,
+        rope_parameters=gemma.gemma4_rope,
+        has_partial_rope=True,
+        adjust=_as_embedding_gemma2,
     ),
 )
 _TYPES = "embeddings.token_type_embeddings.weight"

@@ -76,12 +76,19 @@ def rope_of_gemma3(config: Config, layer_type: str) -> Config:
 
 
 _ENDS = r.ends("embed_tokens", "norm", add=1.0)
-_SANDWICH = (
-    *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
-    *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=1.0),
-    *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
-    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", add=1.0),
-)
+
+
+def sandwich(add: float = 0.0) -> r.Rules:
+    """The norms before and behind attention and FFN."""
+    return (
+        *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=add),
+        *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=add),
+        *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=add),
+        *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm", add=add),
+    )
+
+
+_SANDWICH = sandwich(add=1.0)
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _family = functools.partial(
     family.Family,
@@ -223,13 +230,15 @@ def _attention(where: Where, of: str) -> r.Rules:
 
 _ROUTED: Final[dict[str, Any]] = {"where": Where.ROUTED}
 _OWN: Final[dict[str, Any]] = {"flag": "own embeddings"}
-_RULES: Final = (
-    *norm(T.ATTN_NORM, f"{AT}input_layernorm"),
-    *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
-    *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm"),
-    *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
+# What all of Gemma 4's kind have in a layer, but for the FFN.
+LAYER_RULES: Final = (
+    *sandwich(),
     *_attention(Where.WINDOWED, ""),
     *_attention(Where.UNLIMITED, "global "),
+    layer(T.LAYER_SCALE, f"{AT}layer_scalar", "one"),
+)
+_RULES: Final = (
+    *LAYER_RULES,
     *gated(where=Where.KEYS),
     *gated(dim="wide ffn", where=Where.SHARED_KEYS),
     layer(T.ROUTER_NORM, f"{AT}router.scale", "hidden", scale="router", **_ROUTED),
@@ -238,7 +247,6 @@ _RULES: Final = (
     *norm(T.DENSE_POST_NORM, f"{AT}post_feedforward_layernorm_1", **_ROUTED),
     *norm(T.ROUTED_NORM, f"{AT}pre_feedforward_layernorm_2", **_ROUTED),
     *norm(T.ROUTED_POST_NORM, f"{AT}post_feedforward_layernorm_2", **_ROUTED),
-    layer(T.LAYER_SCALE, f"{AT}layer_scalar", "one"),
     layer(T.OWN_IN_NORM, "per_layer_projection_norm.weight", "own", of_all=True, **_OWN),
     layer(T.OWN_IN, "per_layer_model_projection.weight", "own", "hidden", of_all=True, **_OWN),
     layer(T.OWN_GATE, f"{AT}per_layer_input_gate.weight", "own", "hidden", **_OWN),
@@ -257,17 +265,22 @@ _RULES: Final = (
 # ---- configurations ----
 
 
-def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+def gemma4_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
     """The last layer has no window, whatever its type."""
     window_tokens, types = window_but_every(config, n_layers)
     return window_tokens, [*types[:-1], FULL]
 
 
-def _adjust(draft: Draft) -> None:
+def as_gemma4(draft: Draft) -> None:
+    """What all of Gemma 4's kind have: scores without a scale, and heads of two widths."""
     scale_and_cap(draft)
     draft.dims["one"] = 1
     draft.set_all(score_scale=1.0, value_norm=1)
     _widen_heads(draft)
+
+
+def _adjust(draft: Draft) -> None:
+    as_gemma4(draft)
     if draft.config.boolean("enable_moe_block"):
         draft.dims["expert"] = draft.config.count("moe_intermediate_size", MAX_FFN_DIM)
         draft.dims["shared"] = draft.dims["ffn"]
@@ -309,20 +322,25 @@ def _share_keys(draft: Draft) -> None:
 
 def _embed_layers(draft: Draft) -> None:
     config, header = draft.config, draft.header
-    width = config.count("hidden_size_per_layer_input", MAX_OWN_WIDTH)
+    set_own_width(draft)
     n_vocab = config.count("vocab_size_per_layer_input", MAX_VOCAB, header.n_vocab)
     if n_vocab != header.n_vocab:
         raise config.error(
             "vocab_size_per_layer_input", f"= {n_vocab} is supported with that of vocab_size"
         )
-    draft.arch = replace(draft.arch, own_width=width)
-    draft.dims |= {"own": width, "own of all": width * header.n_layers}
     draft.flags.add("own embeddings")
+
+
+def set_own_width(draft: Draft) -> None:
+    width = draft.config.count("hidden_size_per_layer_input", MAX_OWN_WIDTH)
+    draft.arch = replace(draft.arch, own_width=width)
+    draft.dims |= {"own": width, "own of all": width * draft.header.n_layers}
 
 
 def _widen_heads(draft: Draft) -> None:
     config, header = draft.config, draft.header
-    own_config, is_shared = _global_heads(draft), config.boolean("attention_k_eq_v")
+    is_shared = not draft.arch.is_encoder and config.boolean("attention_k_eq_v")
+    own_config = _global_heads(draft, has_own_number=is_shared or draft.arch.is_encoder)
     head_dim = own_config.count("head_dim", MAX_HEAD_DIM)
     n_kv_heads = own_config.count("num_key_value_heads", header.n_heads)
     if header.n_heads % n_kv_heads:
@@ -341,7 +359,7 @@ def _widen_heads(draft: Draft) -> None:
         n_kv_heads=max(kind.n_kv_heads for kind in draft.layers),
     )
     draft.ropes[FULL] = rope_of(
-        _rope_parameters(config, FULL),
+        gemma4_rope(config, FULL),
         head_dim,
         header.max_tokens,
         is_interleaved=False,
@@ -349,7 +367,7 @@ def _widen_heads(draft: Draft) -> None:
     )
 
 
-def _global_heads(draft: Draft) -> Config:
+def _global_heads(draft: Draft, *, has_own_number: bool) -> Config:
     """The sizes of heads without a window, which newer configurations state for each layer."""
     config, header = draft.config, draft.header
     usual_heads = {
@@ -363,7 +381,7 @@ def _global_heads(draft: Draft) -> Config:
             "num_key_value_heads": "num_global_key_value_heads",
         }
         n_own = config.get("num_global_key_value_heads")
-        if config.boolean("attention_k_eq_v") and n_own is not None:
+        if has_own_number and n_own is not None:
             usual_heads["num_key_value_heads"] = n_own
         return Config(usual_heads | {"head_dim": config.get("global_head_dim")}, renames)
     config.get("global_head_dim"), config.get("num_global_key_value_heads")
@@ -389,7 +407,7 @@ _ROPES: Final = {
 }
 
 
-def _rope_parameters(config: Config, layer_type: str) -> Config:
+def gemma4_rope(config: Config, layer_type: str) -> Config:
     """GGUF files state the theta of windowed layers, and the scaling of the other layers."""
     if layer_type == SLIDING and config.get("rope_local_base_freq") is not None:
         return Config({"rope_theta": config.positive("rope_local_base_freq")})
@@ -413,8 +431,8 @@ _COMMON: Final[Mapping[str, Any]] = {
     "renames": {**RENAMES, "num_experts_per_tok": "top_k_experts"},
     "flags": {"attention_bias": False},
     "kind": {"qk_norm": QkNorm.PER_HEAD},
-    "windows": _layer_types,
-    "rope_parameters": _rope_parameters,
+    "windows": gemma4_types,
+    "rope_parameters": gemma4_rope,
     "has_partial_rope": True,
     "adjust": _adjust,
     "neutral": {
@@ -422,7 +440,7 @@ _COMMON: Final[Mapping[str, Any]] = {
         "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
     },
 }
-_GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
+GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",
     "head_dim": 256,
@@ -511,7 +529,7 @@ _GEMMA4_FAMILIES = (
         model_type="gemma4_text",
         gguf=_GGUF,
         nested=("Gemma4ForConditionalGeneration",),
-        defaults=usual(_GEMMA4_DEFAULTS, 131072, window=512, hidden_size_per_layer_input=256),
+        defaults=usual(GEMMA4_DEFAULTS, 131072, window=512, hidden_size_per_layer_input=256),
         **_COMMON,
     ),
     family.Family(
@@ -519,7 +537,7 @@ _GEMMA4_FAMILIES = (
         title="Gemma 4 12B, text",
         model_type="gemma4_unified_text",
         nested=("Gemma4UnifiedForConditionalGeneration",),
-        defaults=usual(_GEMMA4_DEFAULTS, 262144, window=1024),
+        defaults=usual(GEMMA4_DEFAULTS, 262144, window=1024),
         **_COMMON,
     ),
 )
