@@ -248,7 +248,6 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
     QSF_FAIL_IF(rotary_dims > k->head_dim - k->latent_rank, FORMAT,
                 "%s: RoPE set %u rotates %u dimensions, the heads have %u", where, k->rope_set,
                 rotary_dims, k->head_dim - k->latent_rank);
-    const qsf_header *const h = &r->header;
     QSF_FAIL_IF(k->is_encoder != 0 && (k->mixer != QSF_MIXER_ATTENTION || k->latent_rank != 0 ||
                                        k->kv_source != 0 || k->alibi_slopes.n != 0),
                 FORMAT,
