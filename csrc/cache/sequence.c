@@ -2,6 +2,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/sequence.h"
 
+#include <string.h>
+
 #include "base/status.h"
 
 void qsf_sequence_pools_layout(qsf_sequence_pools *pools, qsf_arena *a, const qsf_config *c,
@@ -16,7 +18,8 @@ void qsf_sequence_pools_layout(qsf_sequence_pools *pools, qsf_arena *a, const qs
         .snapshots_bytes = (a->used_bytes - used_bytes) / form->sizes.n_sessions,
     };
     qsf_state_pool_layout(&pools->states, a, c, form->describe, &sizes);
-    pools->most_hidden = c->n_trunk_layers < c->n_layers ? form->n_drafts + 1 : 0;
+    const bool keeps_hidden = form->keeps_hidden || c->n_trunk_layers < c->n_layers;
+    pools->most_hidden = keeps_hidden ? form->n_drafts + 1 : 0;
     pools->hidden_stride = qsf_stride(c->dim);
 }
 
@@ -139,4 +142,21 @@ uint64_t qsf_sequence_used_bytes(const qsf_sequence *q, uint32_t n_tokens)
     const uint64_t n_slots = q->states.n_snapshots + (uint64_t)(n_tokens != 0);
     return qsf_kvcache_used_bytes(&q->kv, n_tokens) +
            n_slots * q->states.pool->slot_floats * sizeof(float);
+}
+
+void qsf_sequence_keep_hidden(qsf_sequence *q, uint32_t end, const float *rows, uint32_t n_rows,
+                              size_t stride)
+{
+    q->n_hidden = n_rows < q->most_hidden ? n_rows : q->most_hidden;
+    q->hidden_end = end;
+    for (uint32_t i = 1; i <= q->n_hidden; i++)
+        memcpy(q->hidden + (end - i) % q->most_hidden * stride, rows + (n_rows - i) * stride,
+               stride * sizeof *rows);
+}
+
+const float *qsf_sequence_hidden(const qsf_sequence *q, uint32_t position, size_t stride)
+{
+    if (position >= q->hidden_end || q->hidden_end - position > q->n_hidden)
+        return NULL;
+    return q->hidden + position % q->most_hidden * stride;
 }

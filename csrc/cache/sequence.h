@@ -18,14 +18,14 @@
 typedef struct qsf_sequence_pools {
     qsf_kv_pool kv;
     qsf_state_pool states;
-    uint32_t most_hidden; /* of each sequence; 0: the model has no MTP head */
+    uint32_t most_hidden; /* of each sequence; 0: nothing guesses from hidden states */
     size_t hidden_stride; /* floats of a row */
 } qsf_sequence_pools;
 
 typedef struct qsf_sequence {
     qsf_kvcache kv;
     qsf_statecache states;
-    /* For the MTP head, whose guesses may be wrong: not saved, and nothing depends on it. */
+    /* For what guesses from hidden states, which may be wrong: not saved, nothing depends on it. */
     float *hidden; /* [most_hidden, hidden_stride] final hidden states, position p at p modulo */
     uint32_t most_hidden;
     uint32_t hidden_end; /* the last n_hidden positions before this one have rows */
@@ -37,6 +37,7 @@ typedef struct qsf_sequence_form {
     qsf_kv_sizes sizes;
     qsf_kv_form kv;
     uint32_t n_drafts; /* most of a pass */
+    bool keeps_hidden; /* for a drafter that reads hidden states */
     qsf_state_describe_fn *describe;
 } qsf_sequence_form;
 
@@ -69,6 +70,14 @@ qsf_status qsf_sequence_begin(qsf_sequence *q, uint32_t begin, uint32_t end, uin
 /* Ends a pass: keeps or drops what it stored. */
 void qsf_sequence_commit(qsf_sequence *q);
 void qsf_sequence_abandon(qsf_sequence *q);
+
+/* Keeps the final hidden states, rows [n_rows, hidden_stride], of the last n_rows positions before
+ * `end`, as far as there is room. */
+void qsf_sequence_keep_hidden(qsf_sequence *q, uint32_t end, const float *rows, uint32_t n_rows,
+                              size_t stride);
+
+/* Returns the final hidden state [stride] of the token at `position`; NULL: it is not known. */
+const float *qsf_sequence_hidden(const qsf_sequence *q, uint32_t position, size_t stride);
 
 /* Releases memory that no position up to n_tokens needs. */
 void qsf_sequence_trim(qsf_sequence *q, uint32_t n_tokens);

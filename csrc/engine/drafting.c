@@ -85,7 +85,7 @@ static bool run_head(qsf_session *s, uint32_t n_tokens)
     const uint32_t position = n_tokens - 1;
     const float *hidden = NULL;
     if (position > 0 && position <= s->n_tokens && position >= q->mtp_begin)
-        hidden = qsf_mtp_hidden(q, position - 1, m->scratch.dim_stride);
+        hidden = qsf_sequence_hidden(q, position - 1, m->scratch.dim_stride);
     else if (s->mtp_position != 0 && position == s->mtp_position + 1)
         hidden = m->forward.hidden;
     if (hidden == NULL || atomic_load(&s->cancelled))
@@ -102,6 +102,37 @@ static bool run_head(qsf_session *s, uint32_t n_tokens)
     return true;
 }
 
+/* Guesses with a drafter that reads this session's keys, values and hidden states; its logits are
+ * then the first of its shared ones. All guesses of a chain are at the position of the first one.
+ * False: the hidden state of the token before it is not known, or it is impossible. */
+static bool run_lent(qsf_session *s, uint32_t n_tokens)
+{
+    qsf_model *const m = s->model;
+    qsf_model *const drafter = m->drafter;
+    const uint32_t position = n_tokens - 1;
+    const uint32_t first = position - s->chain.n_drafts;
+    const float *hidden = NULL;
+    if (s->chain.n_drafts == 0 && first > 0 && first == s->n_tokens)
+        hidden = qsf_sequence_hidden(&s->buffers.sequence, first - 1, m->scratch.dim_stride);
+    else if (s->mtp_position != 0 && position == s->mtp_position + 1)
+        hidden = drafter->forward.hidden;
+    if (hidden == NULL || atomic_load(&s->cancelled) || first >= drafter->plan.ctx_tokens)
+        return false;
+    float *const joined = qsf_forward_joined(&drafter->forward);
+    if (qsf_embedding_row(&m->forward.embedding, &m->stream, &m->kernels, m->ends.embedding,
+                          s->buffers.tokens[position], joined) != QSF_OK)
+        return false;
+    m->kernels.scale(joined, m->config.embedding_factor, m->config.dim);
+    memcpy(joined + m->config.dim, hidden, m->config.dim * sizeof *joined);
+    const qsf_segment segment = {
+        .sequence = &s->buffers.sequence, .n_tokens = 1, .first_position = first};
+    drafter->shared.logits_pass++;
+    if (qsf_forward_lent(&drafter->forward, &segment, drafter->shared.logits) != QSF_OK)
+        return false;
+    s->mtp_position = position;
+    return true;
+}
+
 /* Chooses the token after the first n_tokens by the draft model's logits, or those of the MTP head,
  * n_draws choices after the session's next one. Ignores masks and biases. */
 static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, uint32_t *token,
@@ -111,9 +142,10 @@ static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, ui
     const uint32_t n_new = n_tokens > c->n_tokens ? n_tokens - c->n_tokens : 0;
     const uint32_t n_recent = n_new + c->n_recent < n_tokens ? n_new + c->n_recent : n_tokens;
     const uint32_t n_counted = n_new + c->n_counted < n_recent ? n_new + c->n_counted : n_recent;
+    qsf_model *const guesser = s->model->drafter != NULL ? s->model->drafter : s->model;
     qsf_choose_item item = {
         .session = s->drafter,
-        .logits = s->drafter == NULL ? s->model->shared.logits : NULL,
+        .logits = s->drafter == NULL ? guesser->shared.logits : NULL,
         .how = &c->how,
         .recent = s->buffers.tokens + n_tokens - n_recent,
         .n_recent = n_recent,
@@ -123,7 +155,7 @@ static bool choose(const qsf_session *s, uint32_t n_tokens, uint32_t n_draws, ui
         .logprobs = logprob,
         .n_logprobs = 1,
     };
-    return qsf_model_choose(s->drafter != NULL ? s->drafter->model : s->model, &item, 1) == QSF_OK;
+    return qsf_model_choose(guesser, &item, 1) == QSF_OK;
 }
 
 /* Guesses the token after the first n_tokens of the session's buffer. False: the text is too long
@@ -135,7 +167,9 @@ static bool guess_by_model(qsf_session *s, uint32_t n_tokens, qsf_speculation_ch
     const uint64_t start_ns = qsf_clock_ns();
     const uint64_t n_before = s->drafter != NULL ? s->drafter->prompt_tokens : 0;
     float logprob;
-    const bool has_guess = (s->drafter != NULL ? follow(s, n_tokens) : run_head(s, n_tokens)) &&
+    const bool has_guess = (s->drafter != NULL          ? follow(s, n_tokens)
+                            : s->model->drafter != NULL ? run_lent(s, n_tokens)
+                                                        : run_head(s, n_tokens)) &&
                            choose(s, n_tokens, chain->n_drafts, &out->token, &logprob);
     const uint64_t n_evaluated = s->drafter != NULL ? s->drafter->prompt_tokens - n_before : 1;
     qsf_speculation_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
@@ -156,7 +190,7 @@ static uint32_t ask_model(qsf_session *s, uint32_t n_tokens, double best_chance,
     qsf_guess *const noted = &s->buffers.model_guesses[chain->n_drafts];
     s->n_model_guesses = chain->n_drafts + 1;
     noted->kind = QSF_KIND_CALLER;
-    if ((s->drafter == NULL && !s->model->reader.has_mtp) ||
+    if ((s->model->drafter == NULL && !s->model->reader.has_mtp) ||
         !qsf_speculation_wants_model(&s->model->shared.costs, &s->chances, chain, best_chance) ||
         !guess_by_model(s, n_tokens, chain, out))
         return 0;

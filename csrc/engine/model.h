@@ -101,7 +101,7 @@ typedef struct qsf_session_buffers {
 } qsf_session_buffers;
 
 /* Returns the sizes and forms of the plan's pools. */
-qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan);
+qsf_sequence_form qsf_plan_sequence_form(const qsf_config *c, const qsf_plan *plan);
 
 /* Returns the sizes of the plan's scratch. */
 qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan);
@@ -175,8 +175,8 @@ struct qsf_session {
     qsf_ahead ahead;
     uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
     uint32_t n_model_guesses;    /* guesses of the latest pass, evaluated or not */
-    uint32_t mtp_position;       /* of the chain's latest guess by the MTP head; 0: none */
-    qsf_session *drafter;        /* of the draft model, or NULL */
+    uint32_t mtp_position;       /* of the chain's latest guess from hidden states; 0: none */
+    qsf_session *drafter;        /* of the draft model, or NULL: it has none, or reads this one */
     qsf_last_choice last_choice; /* the draft model imitates it */
     qsf_chances chances;
     qsf_speculation_chain chain;

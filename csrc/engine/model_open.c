@@ -267,7 +267,7 @@ static qsf_status take_embedding_cache(qsf_model *m)
 
 static qsf_status take_pools(qsf_model *m)
 {
-    const qsf_sequence_form form = qsf_plan_sequence_form(&m->plan);
+    const qsf_sequence_form form = qsf_plan_sequence_form(&m->config, &m->plan);
     m->kv_memory_bytes = (size_t)m->plan.kv_pool_bytes;
     QSF_TRY(acquire_memory(m, QSF_USE_KV, m->kv_memory_bytes, &m->kv_memory));
     qsf_arena arena;
@@ -369,8 +369,54 @@ static void hand_faults(qsf_model *to, const qsf_model *from)
     atomic_store(&to->reader.file.reads_until_fault, from->reader.file.reads_until_fault);
 }
 
+/* True if layer k of a drafter reads keys like those of this layer. Where the model sees w
+ * positions, one of them the token's own, a guess sees w + 1 before its own. */
+static bool is_lender(const qsf_model *m, const qsf_layer_kind *layer, const qsf_layer_kind *k)
+{
+    const bool is_limited = k->window_tokens == m->options.kv_window_tokens;
+    return layer->mixer == QSF_MIXER_ATTENTION && layer->kv_source == 0 &&
+           layer->latent_rank == 0 && layer->n_kv_heads == k->n_kv_heads &&
+           layer->head_dim == k->head_dim &&
+           (layer->window_tokens + 2 == k->window_tokens ||
+            (layer->window_tokens == k->window_tokens && is_limited));
+}
+
+/* Finds the layers whose keys and values the drafter's layers read: the last ones like them. */
+static qsf_status lend_layers(const qsf_model *m, qsf_model *drafter, const char *path)
+{
+    QSF_FAIL_IF(drafter->config.target_dim != m->config.dim, ARG,
+                "it guesses for a model of hidden dimension %u, and %s has %u",
+                drafter->config.target_dim, path, m->config.dim);
+    for (uint32_t i = 0; i < drafter->config.n_layers; i++) {
+        const qsf_layer_kind *const k = drafter->layers[i].kind;
+        uint32_t n = m->config.n_layers;
+        while (n > 0 && !is_lender(m, m->layers[n - 1].kind, k))
+            n--;
+        QSF_FAIL_IF(n == 0, ARG,
+                    "its layer %u reads %u KV heads of %u dimensions, window %u, and no layer of "
+                    "%s has such",
+                    i, k->n_kv_heads, k->head_dim, k->window_tokens, path);
+        drafter->layers[i].kv_layer = n - 1;
+    }
+    return QSF_OK;
+}
+
+/* Plans a drafter that reads the model's keys and values: for one token, in the form of these. */
+static qsf_status prepare_lent(qsf_model *m, qsf_model *drafter, const char *path)
+{
+    qsf_options *const opt = &drafter->options;
+    opt->chunk_tokens = 1;
+    opt->max_sessions = 1;
+    opt->kv_k_type = m->plan.kv_k_bits;
+    opt->kv_v_type = m->plan.kv_v_bits;
+    opt->kv_rotation = m->plan.kv_is_rotated != 0 ? QSF_KV_ROTATION_ON : QSF_KV_ROTATION_OFF;
+    m->config.keeps_hidden = true;
+    QSF_TRY(make_plan(drafter, 0));
+    return lend_layers(m, drafter, path);
+}
+
 /* Opens the draft model as far as its plan. */
-static qsf_status prepare_drafter(qsf_model *m, const char *path)
+static qsf_status prepare_drafter(qsf_model *m, const char *model_path, const char *path)
 {
     const qsf_options opt = {
         .n_threads = m->options.n_threads,
@@ -392,6 +438,8 @@ static qsf_status prepare_drafter(qsf_model *m, const char *path)
     m->drafter->is_drafter = true;
     QSF_TRY(prepare(m->drafter, path, &left, false));
     hand_faults(m, m->drafter);
+    if (m->drafter->config.target_dim != 0)
+        QSF_TRY(prepare_lent(m, m->drafter, model_path));
     return qsf_drafter_check_tokens(&m->reader, &m->drafter->reader);
 }
 
@@ -413,6 +461,8 @@ static qsf_drafter_state plan_both(qsf_model *m, const qsf_plan *without)
     const qsf_status status = make_plan(m, m->drafter->plan.engine_bytes);
     if (status != QSF_OK || m->plan.draft_rows == 0 || m->plan.ctx_tokens < without->ctx_tokens)
         return QSF_DRAFTER_NO_ROOM;
+    if (m->config.keeps_hidden && m->plan.kv_resident_tokens < m->plan.ctx_tokens)
+        return QSF_DRAFTER_COLD;
     return read_bytes(&m->plan) > read_bytes(without) * LEAST_SPEEDUP ? QSF_DRAFTER_NOT_WORTH
                                                                       : QSF_DRAFTER_HELD;
 }
@@ -432,6 +482,7 @@ static qsf_status choose_drafter(qsf_model *m)
     if (state != QSF_DRAFTER_HELD) {
         qsf_model_release(m->drafter);
         m->drafter = NULL;
+        m->config.keeps_hidden = false;
         QSF_TRY(make_plan(m, 0));
     }
     m->plan.min_budget_bytes = without.min_budget_bytes;
@@ -454,9 +505,13 @@ static qsf_status prepare_both(qsf_model *m, const char *path, const qsf_faults 
     const char *const draft_path = m->options.draft_path;
     m->options.draft_path = NULL; /* belongs to the caller */
     QSF_TRY(prepare(m, path, faults, draft_path == NULL && m->options.draft_rows != 0));
+    QSF_FAIL_IF(m->config.target_dim != 0, ARG,
+                "%s only guesses the tokens of a model of hidden dimension %u: give it to that one "
+                "as --draft",
+                path, m->config.target_dim);
     if (draft_path == NULL)
         return QSF_OK;
-    const qsf_status status = prepare_drafter(m, draft_path);
+    const qsf_status status = prepare_drafter(m, path, draft_path);
     return status == QSF_OK ? choose_drafter(m) : name_drafter(status, draft_path);
 }
 

@@ -149,6 +149,7 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
     const bool is_over = status == QSF_OK || status == QSF_ERR_CANCELLED;
     uint32_t n_appended = 0;
     const float *hidden = m->forward.hidden;
+    const float *normed = m->scratch.normed; /* of the rows with logits */
     for (uint32_t i = 0; i < n_parts; i++) {
         qsf_pass_part *const p = &parts[i];
         if (p->n_rows > 0 && rows == p->session->buffers.logits)
@@ -158,11 +159,16 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
         end_part(m, p->session, p->status == QSF_OK);
         if (p->status == QSF_OK) {
             append(m, p, rows);
+            if (m->config.keeps_hidden)
+                qsf_sequence_keep_hidden(&p->session->buffers.sequence,
+                                         p->session->n_tokens + p->n_drafts, normed, p->n_rows,
+                                         m->scratch.dim_stride);
             add_hidden(m, p, hidden);
             n_appended++;
         }
         if (p->n_hidden > 0)
             hidden += p->n_hidden * qsf_stride(m->config.vector_dim);
+        normed += p->n_rows * m->scratch.dim_stride;
         if (p->n_rows > 0)
             rows += p->n_rows * (size_t)m->config.n_vocab;
     }

@@ -61,7 +61,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
     qsf_status status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
-    if (status == QSF_OK && m->drafter != NULL)
+    if (status == QSF_OK && m->drafter != NULL && !m->config.keeps_hidden)
         status = qsf_session_create(m->drafter, &s->drafter);
     if (status != QSF_OK) {
         release_session(s);
@@ -256,12 +256,13 @@ static qsf_kv_form kv_form_of(const qsf_plan *plan)
     };
 }
 
-qsf_sequence_form qsf_plan_sequence_form(const qsf_plan *plan)
+qsf_sequence_form qsf_plan_sequence_form(const qsf_config *c, const qsf_plan *plan)
 {
     return (qsf_sequence_form){
         .sizes = kv_sizes_of(plan),
         .kv = kv_form_of(plan),
         .n_drafts = plan->draft_rows,
+        .keeps_hidden = c->keeps_hidden,
         .describe = qsf_mixers_describe_state,
     };
 }
@@ -273,7 +274,7 @@ qsf_scratch_sizes qsf_plan_scratch_sizes(const qsf_plan *plan)
 
 void qsf_session_measure(const qsf_config *c, qsf_plan *plan)
 {
-    const qsf_sequence_form form = qsf_plan_sequence_form(plan);
+    const qsf_sequence_form form = qsf_plan_sequence_form(c, plan);
     qsf_arena pages;
     qsf_arena session;
     qsf_arena measuring;

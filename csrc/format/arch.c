@@ -35,6 +35,7 @@ static const qsf_key arch_keys[] = {
     F32(12, "logit cap", logit_cap),
     U32(13, "width of own embeddings", own_width, 0, QSF_MAX_OWN_WIDTH),
     U32(14, "encoder", is_encoder, 0, 1),
+    U32(15, "hidden dimension of the model that is guessed for", target_dim, 0, QSF_MAX_DIM),
     U32(0x8010, "bits of keys", kv_key_bits, 2, 32),
     U32(0x8011, "bits of values", kv_value_bits, 2, 32),
     U32(0x8012, "bits of activations", act_bits, 8, 16),

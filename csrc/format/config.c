@@ -250,6 +250,10 @@ static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *sourc
             ++*source;
         return QSF_OK;
     }
+    if (wanted == QSF_KV_LENT) {
+        *source = QSF_KV_LENT; /* until there is the other model */
+        return QSF_OK;
+    }
     for (*source = wanted == 0 ? idx : 0; *source < idx; ++*source)
         if (qsf_reader_layer(r, *source)->layer + 1U == wanted)
             return QSF_OK;
@@ -466,7 +470,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
 static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
 {
     const presence head = c->has_tied_head || c->is_encoder ? NEVER : ALWAYS;
-    const presence dense = c->is_encoder ? OPTIONAL : NEVER;
+    const presence drafts = c->target_dim != 0 ? ALWAYS : NEVER;
+    const presence dense = c->is_encoder ? OPTIONAL : drafts;
     const qsf_tensor *const rest = qsf_reader_tensor(r, r->final_unit, QSF_TENSOR_HEAD_REST);
     const uint32_t n_rest = rest == NULL ? 0 : rest->n_rows;
     const qsf_tensor *const product = qsf_reader_tensor(r, r->final_unit, QSF_TENSOR_DENSE);
@@ -478,6 +483,7 @@ static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
         {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
         {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, vector_dim, c->dim},
+        {QSF_TENSOR_JOIN, "join", QSF_LAYOUT_TILES, drafts, c->dim, 2 * c->target_dim},
         {QSF_TENSOR_HEAD_BIAS, "head_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->n_vocab},
         {QSF_TENSOR_HEAD, "head", QSF_LAYOUT_TILES, head, c->n_vocab - n_rest, c->dim},
         {QSF_TENSOR_HEAD_REST, "head_rest", QSF_LAYOUT_TILES, OPTIONAL, n_rest, c->dim},
@@ -490,9 +496,15 @@ static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
     ends->dense = tensors[2];
     c->vector_dim = vector_dim;
     raise_to(&c->ffn_dim, ends->dense == NULL ? 0 : vector_dim);
-    ends->head_bias = tensors[3];
-    ends->head = tensors[4];
-    ends->head_rest = tensors[5];
+    raise_to(&c->ffn_dim, 2 * c->target_dim);
+    c->has_gate |= c->target_dim != 0;
+    ends->join = tensors[3];
+    ends->head_bias = tensors[4];
+    ends->head = tensors[5];
+    ends->head_rest = tensors[6];
+    QSF_FAIL_IF(c->target_dim != 0 && vector_dim != c->target_dim, FORMAT,
+                "unit %u: dense has %u rows, expected %u", r->final_unit, vector_dim,
+                c->target_dim);
     if (c->has_tied_head)
         ends->head = ends->embedding;
     ends->ple_table = NULL;
@@ -558,6 +570,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .has_learned_positions = h->positions == QSF_POSITIONS_LEARNED,
         .has_tied_head = r->arch.tied_head != 0,
         .is_encoder = r->arch.is_encoder != 0,
+        .target_dim = r->arch.target_dim,
         .norm_epsilon = r->arch.norm_epsilon,
         .embedding_factor = r->arch.embedding_factor,
         .logit_cap = r->arch.logit_cap,

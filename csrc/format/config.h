@@ -114,7 +114,8 @@ typedef struct qsf_layer {
     const qsf_layer_kind *kind;
     uint32_t unit_idx;
     uint32_t first_expert; /* the unit of expert 0, layers with experts */
-    uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less */
+    uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less; of a
+                          drafter that of the model that it guesses for */
     uint32_t ple_col;  /* of its per-layer embedding in a row of their table */
     const qsf_tensor *tensors[QSF_LAYER_TENSORS];
     const qsf_tensor *outliers[QSF_LAYER_MATRICES]; /* NULL: the matrix has none */
@@ -136,6 +137,7 @@ typedef struct qsf_config {
     uint32_t n_steps;        /* a token's betas and decays, of states by heads; 0: none */
     uint32_t ffn_dim;        /* or expert_dim, ple_width, or vector_dim */
     uint32_t vector_dim;     /* of the hidden states that a caller gets */
+    uint32_t target_dim;     /* of the model that a drafter guesses for; 0: it is none */
     uint32_t least_kv_heads; /* smallest of all layers */
     uint32_t qk_norm_cols;   /* of the widest Q or K norm; 0: none */
     uint32_t latent_dim;     /* columns of each head's latent values; 0: none */
@@ -154,7 +156,8 @@ typedef struct qsf_config {
     bool keeps_input; /* some FFN needs its layer's input again, or a place for the dense part */
     bool has_learned_positions;
     bool has_tied_head;
-    bool is_encoder; /* no head; a pass has whole texts, whose layers share their KV pages */
+    bool keeps_hidden; /* a drafter reads the last tokens' hidden states; set by the engine */
+    bool is_encoder;   /* no head; a pass has whole texts, whose layers share their KV pages */
     bool has_head_bias;
     bool has_fine_acts;  /* 16-bit activations for all weights with codes */
     bool has_only_parts; /* every quantised matrix has scales of fewer than 64 columns */
@@ -171,6 +174,7 @@ typedef struct qsf_ends {
     const qsf_tensor *final_norm_bias; /* [dim], optional */
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
     const qsf_tensor *dense;           /* [vector_dim, dim] after the final norm, optional */
+    const qsf_tensor *join;            /* [dim, 2 target_dim], of drafters with target_dim */
     const qsf_tensor *head;            /* [n_vocab, dim]; the embedding when tied; or NULL */
     const qsf_tensor *head_rest;       /* the last rows of [n_vocab, dim], if `head` lacks them */
     const qsf_tensor *ple_table;       /* [n_vocab, ple_cols]; or NULL */

@@ -45,7 +45,7 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(46, "value dimension of latents", latent_value_dim, 1, QSF_MAX_HEAD_DIM),
         U32(47, "rank of the query", query_rank, 1, QSF_MAX_DIM),
         U32(48, "Q and K norm", qk_norm, 0, QSF_QK_NORM_COUNT - 1),
-        U32(49, "KV source", kv_source, 0, h->n_layers - 1),
+        U32(49, "KV source", kv_source, 0, QSF_KV_LENT),
         U32(50, "late Q and K norm", has_late_qk_norm, 0, 1),
         F32(51, "limit of Q, K and V", qkv_limit),
         U32(52, "normalised dimensions of the latent", latent_norm_dim, 1, h->head_dim),
@@ -335,10 +335,15 @@ static qsf_status check_sources(const qsf_reader *r)
 {
     for (uint32_t i = 0; i < r->n_pass_layers; i++) {
         const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
-        if (k->kv_source == 0)
+        const bool is_lent = k->kv_source == QSF_KV_LENT;
+        QSF_FAIL_IF(is_lent != (r->arch.target_dim != 0), FORMAT,
+                    "KIND: layer %u reads %s keys and values (key 49), and ARCH has a hidden "
+                    "dimension of another model (key 15) of %u",
+                    i, is_lent ? "another model's" : "this model's", r->arch.target_dim);
+        if (k->kv_source == 0 || is_lent)
             continue;
         const uint32_t source = k->kv_source - 1;
-        const qsf_layer_kind *const from = qsf_reader_layer_kind(r, source);
+        const qsf_layer_kind *const from = qsf_reader_layer_kind(r, source < i ? source : i);
         QSF_FAIL_IF(source >= i || from->kv_source != 0 || from->mixer != QSF_MIXER_ATTENTION ||
                         from->latent_rank != 0 || from->n_kv_heads != k->n_kv_heads ||
                         from->head_dim != k->head_dim || from->window_tokens != k->window_tokens,

@@ -34,7 +34,8 @@
 #define QSF_MAX_CHOSEN 64U          /* experts of a token in a layer */
 #define QSF_MAX_ROPE_SETS 64U
 #define QSF_MAX_ROPE_PAIRS 2048U
-#define QSF_ROPE_NONE 255U /* instead of the number of a RoPE set */
+#define QSF_KV_LENT 4294967295U /* as KV source: the keys and values of another model */
+#define QSF_ROPE_NONE 255U      /* instead of the number of a RoPE set */
 
 /* The role of a unit in the model. In a file units ascend by role, layer and expert. */
 typedef enum qsf_unit_role {
@@ -245,5 +246,6 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_DENSE = 86,
     QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
     QSF_TENSOR_SECOND_SHIFT = 88,
-    QSF_TENSOR_TYPE_COUNT = 89
+    QSF_TENSOR_JOIN = 89, /* of a drafter that reads the keys and values of its model */
+    QSF_TENSOR_TYPE_COUNT = 90
 } qsf_tensor_type;

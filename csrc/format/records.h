@@ -60,6 +60,8 @@ typedef struct qsf_arch {
     float embedding_factor;
     float logit_cap;      /* 0: none */
     uint32_t is_encoder;  /* 0 or 1: no head, and a token sees later ones too */
+    uint32_t target_dim;  /* of the model that this one guesses for, whose keys and values it
+                             reads, and its hidden state; 0: it is no such drafter */
     uint32_t own_width;   /* of the embeddings that each layer has of its own; 0: none */
     uint32_t kv_key_bits; /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
     uint32_t kv_value_bits;
@@ -89,7 +91,9 @@ typedef struct qsf_layer_kind {
     uint32_t qk_norm;          /* qsf_qk_norm */
     uint32_t has_late_qk_norm; /* 0 or 1: that norm is behind RoPE */
     float qkv_limit;           /* q, k and v are clamped to -limit .. limit; 0: none */
-    uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own */
+    uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own; or
+                                  QSF_KV_LENT: it sees positions before the token's, and w - 1 of
+                                  them through a window of w */
     uint32_t output_gate;      /* qsf_output_gate */
     uint32_t value_norm;       /* 0 or 1: each head of the values is normalised, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */

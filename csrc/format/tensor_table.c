@@ -223,13 +223,14 @@ static qsf_status check_contents(const qsf_reader *r)
                           r->tensors[i].type <= QSF_TENSOR_FINAL_NORM_BIAS) ||
                          r->tensors[i].type == QSF_TENSOR_HEAD_BIAS ||
                          r->tensors[i].type == QSF_TENSOR_DENSE ||
+                         r->tensors[i].type == QSF_TENSOR_JOIN ||
                          r->tensors[i].type == QSF_TENSOR_HEAD_REST ||
                          r->tensors[i].type == QSF_TENSOR_OWN_TABLE),
                     FORMAT,
                     "tensor table: entry %u of a layer or expert has type %u, allowed there: all "
-                    "but %d .. %d, %d, %d, %d and %d",
+                    "but %d .. %d, %d, %d, %d, %d and %d",
                     i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
-                    QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE,
+                    QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE, QSF_TENSOR_JOIN,
                     QSF_TENSOR_HEAD_REST);
 
     /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
@@ -243,6 +244,9 @@ static qsf_status check_contents(const qsf_reader *r)
         const uint32_t n_rows = t[i].n_rows < QSF_MAX_DIM ? t[i].n_rows : QSF_MAX_DIM;
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, n_rows, h->dim));
     }
+    if (i < finl->n_tensors && t[i].type == QSF_TENSOR_JOIN)
+        QSF_TRY(
+            check_is(&t[i++], QSF_TENSOR_JOIN, QSF_LAYOUT_TILES, h->dim, 2 * r->arch.target_dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_HEAD_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_HEAD_BIAS, QSF_LAYOUT_VECTOR, 1, h->n_vocab));
     const bool has_head = r->arch.tied_head == 0 && r->arch.is_encoder == 0;

@@ -70,7 +70,8 @@ typedef struct qsf_options {
     /* UTF-8 path of a smaller model that guesses tokens (draft model), or NULL. It is held in
      * memory, inside the plan, if that saves more time than the same memory for the model's own
      * weights; else drafter_state of the plan says why not. QSF_ERR_ARG if its vocabulary differs,
-     * or draft_rows is 0. Only open and plan read it */
+     * it reads keys and values that this model has not, or draft_rows is 0. Only open and plan read
+     * it */
     const char *draft_path;
     uint32_t pin_threads; /* 1: each thread that the engine starts stays on a physical core of
                            * its own (Linux); QSF_ERR_ARG if there are too few cores. The
@@ -107,8 +108,9 @@ QSF_API void qsf_options_default(qsf_options *out);
 typedef enum qsf_drafter_state {
     QSF_DRAFTER_NONE = 0, /* it was NULL */
     QSF_DRAFTER_HELD = 1,
-    QSF_DRAFTER_NO_ROOM = 2,  /* it does not fit beside the model, its context and its drafts */
-    QSF_DRAFTER_NOT_WORTH = 3 /* a pass would read more than 2.25 times as much from the file */
+    QSF_DRAFTER_NO_ROOM = 2,   /* it does not fit beside the model, its context and its drafts */
+    QSF_DRAFTER_NOT_WORTH = 3, /* a pass would read more than 2.25 times as much from the file */
+    QSF_DRAFTER_COLD = 4 /* it reads the model's keys and values, of which some are in a file */
 } qsf_drafter_state;
 
 /* The memory plan, made before any memory is taken. engine_bytes is the sum of the fields from

@@ -637,7 +637,7 @@ qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t posit
 {
     const size_t window = k->window_tokens;
     const size_t first = window != 0 && position >= window ? position + 1 - window : 0;
-    size_t end = position + 1;
+    size_t end = position + (k->kv_source == QSF_KV_LENT ? 0 : 1);
     if (k->is_encoder != 0) {
         end = (size_t)g->first_position + g->n_tokens;
         end = window != 0 && position + window < end ? position + window : end;

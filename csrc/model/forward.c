@@ -346,14 +346,13 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     else
         QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
-    if (c->is_encoder) {
+    if (f->ends->dense != NULL) {
         const qsf_linear dense = qsf_linear_of(f->ends->dense, s->gate, qsf_stride(c->vector_dim));
-        if (f->ends->dense != NULL) {
-            QSF_TRY(qsf_linear_run(o, &dense, 1, &in));
-            f->hidden = s->gate;
-        }
-        return end_unit(o, QSF_PHASE_HEAD);
+        QSF_TRY(qsf_linear_run(o, &dense, 1, &in));
+        f->hidden = s->gate;
     }
+    if (c->is_encoder)
+        return end_unit(o, QSF_PHASE_HEAD);
     in.n_tokens = chunk->n_logits_rows;
     o->n_tokens = chunk->n_logits_rows;
     QSF_TRY(qsf_ops_load_vector(o, f->ends->head_bias, s->head_bias, &bias));
@@ -489,18 +488,51 @@ qsf_status qsf_forward_guess(qsf_forward *f, const qsf_segment *segment, uint32_
     return status;
 }
 
+float *qsf_forward_joined(qsf_forward *f)
+{
+    return f->ops.scratch->up;
+}
+
+/* x = join @ the joined input; then the layers and the head, as of a pass of one token. */
+static qsf_status run_lent(qsf_forward *f, const qsf_chunk *chunk)
+{
+    qsf_ops *const o = &f->ops;
+    const qsf_scratch *const s = o->scratch;
+    const qsf_linear join = qsf_linear_of(f->ends->join, s->x, s->dim_stride);
+    o->n_tokens = 1;
+    place_rows(o, chunk);
+    QSF_TRY(begin_unit(o, f->ends->join->unit_idx));
+    const qsf_acts in =
+        qsf_ops_prepare(o, s->up, 2 * o->config->target_dim, &(qsf_norm_weights){0}, s->up);
+    QSF_TRY(qsf_linear_run(o, &join, 1, &in));
+    QSF_TRY(end_unit(o, QSF_PHASE_OTHER));
+    QSF_TRY(run_layers(f, chunk, 0, o->config->n_layers));
+    return run_head(f, chunk, false);
+}
+
+qsf_status qsf_forward_lent(qsf_forward *f, const qsf_segment *segment, float *logits)
+{
+    static const uint32_t first_row = 0;
+    const qsf_chunk chunk = {.n_tokens = 1,
+                             .segments = segment,
+                             .n_segments = 1,
+                             .head_rows = &first_row,
+                             .n_logits_rows = 1,
+                             .logits = logits};
+    qsf_experts_begin_pass(f->ops.experts, 1, NULL, NULL);
+    const qsf_status status = run_lent(f, &chunk);
+    if (status != QSF_OK)
+        qsf_stream_abandon(f->ops.stream);
+    qsf_experts_end_pass(f->ops.experts);
+    f->ops.kind = NULL;
+    return status;
+}
+
 /* ---- the MTP head: joins embeddings and hidden states, and stores what later guesses need ---- */
 
 static const qsf_layer *layer_of(const qsf_mtp *m)
 {
     return &m->ops->config->layers[m->ops->config->n_trunk_layers];
-}
-
-const float *qsf_mtp_hidden(const qsf_sequence *q, uint32_t position, size_t dim_stride)
-{
-    if (position >= q->hidden_end || q->hidden_end - position > q->n_hidden)
-        return NULL;
-    return q->hidden + position % q->most_hidden * dim_stride;
 }
 
 /* The norms of the input */
@@ -549,18 +581,6 @@ static qsf_status join(const qsf_mtp *m, float *out)
     return qsf_linear_run(o, &product, 1, &in);
 }
 
-/* Keeps the final hidden states of the last tokens of a segment, rows [n_tokens, dim_stride]. */
-static void keep_hidden(const qsf_segment *g, const float *rows, size_t stride)
-{
-    qsf_sequence *const q = g->sequence;
-    const uint32_t end = g->first_position + g->n_tokens;
-    q->n_hidden = g->n_tokens < q->most_hidden ? g->n_tokens : q->most_hidden;
-    q->hidden_end = end;
-    for (uint32_t i = 1; i <= q->n_hidden; i++)
-        memcpy(q->hidden + (end - i) % q->most_hidden * stride, rows + (g->n_tokens - i) * stride,
-               stride * sizeof *rows);
-}
-
 /* Makes the inputs of a segment's rows; hidden states of the trunk are in `normed`. */
 static qsf_status fill_segment(const qsf_mtp *m, const qsf_chunk *chunk, const qsf_segment *g,
                                const input_norms *norms)
@@ -570,12 +590,12 @@ static qsf_status fill_segment(const qsf_mtp *m, const qsf_chunk *chunk, const q
     const uint32_t *const tokens = chunk->tokens + g->first_row;
     qsf_sequence *const q = g->sequence;
     const float *hidden =
-        g->first_position == 0 ? NULL : qsf_mtp_hidden(q, g->first_position - 1, stride);
+        g->first_position == 0 ? NULL : qsf_sequence_hidden(q, g->first_position - 1, stride);
     if (g->first_position == 0 || g->first_position < q->mtp_begin)
         q->mtp_begin = g->first_position + 1;
     for (uint32_t t = 0; t < g->n_tokens; t++, hidden = rows + (t - 1) * stride)
         QSF_TRY(fill_row(m, norms, g->first_row + t, tokens[t], hidden));
-    keep_hidden(g, rows, stride);
+    qsf_sequence_keep_hidden(q, g->first_position + g->n_tokens, rows, g->n_tokens, stride);
     return QSF_OK;
 }
 

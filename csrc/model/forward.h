@@ -70,10 +70,6 @@ typedef struct qsf_mtp {
     const qsf_tensor *table; /* of the embedding */
 } qsf_mtp;
 
-/* Returns the final hidden state [dim, padded to dim_stride] of the token at `position`; NULL: it
- * is not known. */
-const float *qsf_mtp_hidden(const qsf_sequence *q, uint32_t position, size_t dim_stride);
-
 /* Stores keys and values of the MTP head, and the last hidden states, for the rows of the chunk, of
  * which x is the residual after the last layer of the trunk. x stays. In the head's unit. */
 qsf_status qsf_mtp_store(const qsf_mtp *m, const qsf_chunk *chunk);
@@ -94,6 +90,13 @@ typedef struct qsf_forward {
 } qsf_forward;
 
 qsf_status qsf_forward_run(qsf_forward *f, const qsf_chunk *chunk);
+
+/* Of a drafter that reads the keys and values of another model, in the segment's sequence, before
+ * its position: logits [n_vocab] = those for the token after the one whose embedding is in the
+ * first target_dim numbers of qsf_forward_joined(), before the hidden state of the token before it.
+ * f->hidden [target_dim] stands for its own then. All units are resident. */
+float *qsf_forward_joined(qsf_forward *f);
+qsf_status qsf_forward_lent(qsf_forward *f, const qsf_segment *segment, float *logits);
 
 /* logits [n_vocab] = those of the MTP head for the token after `token`, the only one of the
  * segment, which is behind position 0; hidden: of the token before it. */

@@ -95,6 +95,8 @@ def _summary(reader: Reader) -> list[str]:
     }
     if reader.arch.is_encoder:
         rows |= {"answers": "none: it makes vectors of texts", "sampling": None}
+    if reader.arch.target_dim:
+        rows |= {"answers": "none: it guesses for another model (--draft)", "sampling": None}
     return [f"{name:9} {str(value)[:200]}" for name, value in rows.items() if value]
 
 

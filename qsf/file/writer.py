@@ -47,7 +47,7 @@ _EXPERT_TENSORS: Final = tuple(
     for row in lay.LAYER_TENSORS
     if row[2] in ("FFN", "OUT", "GATED") and row[1] != Layout.OUTLIERS and row[0] != _T.FFN_SUB_NORM
 )
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.HEAD_BIAS)
+_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.JOIN, _T.HEAD_BIAS)
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
@@ -101,10 +101,12 @@ def unit_shapes(
     own_width: int,
     head_rows: int = 0,
     vector_dim: int = 0,
+    target_dim: int = 0,
 ) -> dict[int, tuple[int, int]]:
     """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers.
 
     ``head_rows`` are the rows of HEAD if HEAD_REST has the others, ``vector_dim`` those of DENSE.
+    ``target_dim``: of ``Arch``.
     """
     if unit.role == Role.LAYER:
         return layer_shapes(h, kinds[unit.layer], own_width)
@@ -115,6 +117,7 @@ def unit_shapes(
         _T.FINAL_NORM: (1, h.dim),
         _T.FINAL_NORM_BIAS: (1, h.dim),
         _T.DENSE: (vector_dim or h.dim, h.dim),
+        _T.JOIN: (h.dim, 2 * target_dim),
         _T.HEAD_BIAS: (1, h.n_vocab),
         _T.HEAD: (head_rows or h.n_vocab, h.dim),
         _T.HEAD_REST: (h.n_vocab - head_rows, h.dim),
@@ -372,8 +375,9 @@ class Writer(Output):
             raise QsfArgumentError(f"{name}: {fault}")
         parts = [*((t.type, t.n_rows) for t in unit.tensors), (type, n_rows)]
         head_rows = head_rows_of(self.header, parts)
+        arch, kinds = self._arch, self._kinds
         shapes = unit_shapes(
-            self.header, self._kinds, unit.id, self._arch.own_width, head_rows, n_rows
+            self.header, kinds, unit.id, arch.own_width, head_rows, n_rows, arch.target_dim
         )
         shape = shapes.get(type)
         if shape is not None and index == 0 and shape != (n_rows, n_cols):
@@ -382,8 +386,8 @@ class Writer(Output):
             raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
         if type in (*lay.TABLES, *lay.HEADS) and layout != Layout.TILES:
             raise QsfArgumentError(f"{name}: allowed: layout tiles")
-        kinds = unit_order(unit.id.role, is_tied=self._is_tied)
-        check_order(kinds, [(t.type, t.index) for t in unit.tensors], type, index, name)
+        order = unit_order(unit.id.role, is_tied=self._is_tied)
+        check_order(order, [(t.type, t.index) for t in unit.tensors], type, index, name)
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
         fields = (type, n_rows, n_cols, dtype, layout, index)
         self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))

@@ -157,6 +157,7 @@ class MemoryEvent:
 DRAFTER_NONE: int = lib.QSF_DRAFTER_NONE
 DRAFTER_HELD: int = lib.QSF_DRAFTER_HELD
 DRAFTER_NOT_WORTH: int = lib.QSF_DRAFTER_NOT_WORTH
+DRAFTER_COLD: int = lib.QSF_DRAFTER_COLD
 """Values of ``MemoryPlan.drafter_state``: ``qsf_drafter_state`` in qsf.h."""
 
 

@@ -135,14 +135,17 @@ def _mtp_lines(plan: MemoryPlan) -> list[str]:
 
 def drafter_lines(plan: MemoryPlan) -> list[str]:
     """Return why the draft model is not loaded; empty if it is, or if none was requested."""
-    from qsf.native.binding import DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
+    from qsf.native.binding import DRAFTER_COLD, DRAFTER_HELD, DRAFTER_NONE, DRAFTER_NOT_WORTH
 
     if plan.drafter_state in (DRAFTER_NONE, DRAFTER_HELD):
         return []
-    why = (
-        "a pass would read more than 2.25 times as much from the file; layers in memory save more"
-        if plan.drafter_state == DRAFTER_NOT_WORTH
-        else "there is no room for them beside the model, its context and its drafts"
+    why = {
+        DRAFTER_NOT_WORTH: "a pass would read more than 2.25 times as much from the file; layers in"
+        " memory save more",
+        DRAFTER_COLD: "it reads the model's keys and values, of which some would be in a file"
+        " (--kv-policy disk)",
+    }.get(
+        plan.drafter_state, "there is no room for them beside the model, its context and its drafts"
     )
     return [f"without the draft model, which takes {mb(plan.drafter_wanted_bytes)} MB: {why}"]
 
