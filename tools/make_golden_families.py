@@ -109,11 +109,12 @@ def golden(
     config = transformers.AutoConfig.for_model(model_type, **options)
     loader: Any = transformers.AutoModelForCausalLM
     is_encoder = model_type in made.ENCODERS or "use_bidirectional_attention" in options
+    is_drafter = "backbone_hidden_size" in options
     if "num_labels" in options:
         loader = transformers.AutoModelForSequenceClassification
     elif is_encoder:
         loader = transformers.AutoModel
-    elif "text_config" in options:
+    elif "text_config" in options and not is_drafter:
         loader = transformers.AutoModelForImageTextToText
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -137,6 +138,8 @@ def golden(
         tokens = made.tokens_of(n_vocab)
         if "num_labels" in options:
             return saved, shapes, *_of_pairs(model, tokens)
+        if is_drafter:
+            return saved, shapes, *_of_drafter(model, tokens)
         with _Chosen(model) as chosen:
             out = model(torch.tensor([tokens]))
             logits = (out.last_hidden_state if is_encoder else out.logits)[0].double().numpy()
@@ -166,6 +169,47 @@ def _of_pairs(
         scores.append(model(torch.tensor([pair]), **more).logits[0, 0].item())
     hidden = model.base_model(torch.tensor([tokens])).last_hidden_state[0]
     return hidden.double().numpy(), {"scores": np.array(scores, np.float32)}
+
+
+def _of_drafter(
+    drafter: Any, tokens: list[int]
+) -> tuple[np.ndarray[Any, Any], dict[str, np.ndarray[Any, Any]]]:
+    """Return the logits of the last guesses, and the guesses after each token but the first.
+
+    The model that is guessed for is that of the case ``made.DRAFTED``.
+    """
+    options = read_cases()[0][made.DRAFTED]
+    config = transformers.AutoConfig.for_model(options.pop("class"), **options)
+    with tempfile.TemporaryDirectory() as name:
+        folder, loader = Path(name), transformers.AutoModelForCausalLM
+        loader.from_config(config).save_pretrained(folder)
+        saved = json.loads((folder / "config.json").read_text("utf-8"))
+        shapes = _shapes(folder / "model.safetensors")
+        made.Case("", saved, shapes, [], np.empty(0, np.float32)).write(folder)
+        model = loader.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    guesses: list[int] = []
+    logits: list[np.ndarray[Any, Any]] = []
+    for n in range(1, len(tokens)):  # those that are evaluated
+        seen = model.eval()(
+            torch.tensor([tokens[:n]]), output_hidden_states=True, return_shared_kv_states=True
+        )
+        hidden, token = seen.hidden_states[-1][:, -1:], tokens[n]
+        logits = []
+        for _ in range(made.N_GUESSES):
+            embedding = model.get_input_embeddings()(torch.tensor([[token]]))
+            out = drafter(
+                inputs_embeds=torch.cat([embedding, hidden], -1),
+                position_ids=torch.tensor([[n]]),
+                shared_kv_states=dict(seen.shared_kv_states),
+            )
+            best, next_ = out.logits[0, 0].topk(2)[0].tolist()
+            if best - next_ < LEAST_MARGIN:
+                raise ValueError(f"a guess is as near as {best - next_:.2g}")
+            hidden, token = out.last_hidden_state, int(out.logits.argmax())
+            logits.append(out.logits[0, 0].double().numpy())
+            guesses.append(token)
+    by_token = np.array(guesses, np.uint8).reshape(-1, made.N_GUESSES)
+    return np.stack(logits), {"guesses": by_token}
 
 
 class _Chosen:

@@ -268,8 +268,10 @@ def convert_command(
         if not allow_no_tokenizer:
             file = shlex.quote(str(out))
             with Reader(out) as reader:
-                is_encoder = reader.arch.is_encoder
-            words = f"embed {file} -" if is_encoder else f'run {file} --prompt "Once upon a time"'
+                arch = reader.arch
+            words = f'run {file} --prompt "Once upon a time"'
+            words = f"embed {file} -" if arch.is_encoder else words
+            words = f"run MODEL --draft {file}" if arch.target_dim else words
             print(f"next: {command.runnable()} {words}")
 
 

@@ -303,7 +303,7 @@ class _Conversion:
                 writer.add_section("TOKN", pack_tokenizer(source.tokenizer))
             writer.add_section("CHAT", source.chat)
             costs: Costs = {}
-            if source.tokenizer is not None:
+            if source.tokenizer is not None and not source.facts.arch.target_dim:
                 costs = measure_costs(
                     writer,
                     sum(t.n_rows * t.n_cols for t in plan.targets),

@@ -63,6 +63,11 @@ class Original:
                 "an encoder predicts no tokens, by which calibration and qsf eval judge: convert it"
                 " without --calibration (8bit by default), and compare what qsf embed prints"
             )
+        if plan.facts.arch.target_dim:
+            raise QsfConversionError(
+                "a drafter reads another model's keys, which calibration and qsf eval lack: convert"
+                " it without --calibration"
+            )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
         self._kept_experts: dict[UnitId, Weights] = {}  # the tensors of one layer

@@ -56,6 +56,8 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         targets = by_unit[unit]
         if not kind.has_attention or kind.latent_rank or kind.kv_source or kind.qkv_limit:
             continue
+        if kind.value_norm:  # of Gemma 4, whose drafters read these keys
+            continue
         # Layers whose queries read these keys, too.
         sharing = [i for i, other in enumerate(kinds) if other.kv_source == layer_idx + 1]
         if any(kinds[i].qk_norm != QkNorm.PER_HEAD for i in (layer_idx, *sharing) if sharing):

@@ -44,8 +44,6 @@ _MISSING: Final = (
     (r"Inkling", "residuals that attend, learned biases of distance", "Qwen 3 MoE"),
     (r"Qwen4Exp", "hyper-connections, attention to chosen blocks, rows for n-grams",
      "Qwen 3.5, 3.6 MoE"),
-    (r"Gemma4\w*Assistant", "a drafter that attends to its model's keys",
-     "Gemma 4, whose small models can be --draft"),
     (r"Bailing.*Linear|BailingMoeV2_5|Glm5", "a gated delta rule of another form", "Kimi Linear"),
     (r"Mamba|Jamba|FalconH1|NemotronH|Bamba|Zamba|Hybrid", "layers with recurrent states",
      "Granite 4 H"),

@@ -80,7 +80,7 @@ def families() -> list[tuple[str, list[str], list[str]]]:
     rows = [
         (
             family.title,
-            [family.name, *family.nested],
+            list(dict.fromkeys((family.name, *family.nested))),
             [form.name for form in family.forms] + [n for n, of in others if of == family.name],
         )
         for family in FAMILIES.values()

@@ -30,6 +30,7 @@ from make.kind_models import (
     VOCAB,
     write_model,
 )
+from make.lent_models import write_pair
 from make.outlier_files import add_outliers, random_entries
 from make.recurrent_models import write_recurrent
 from make.streamed_models import make_streamed_gpt2
@@ -86,6 +87,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             MAKERS[name](folder, path)
         return path
 
+    MAKERS["lent"] = lambda folder, path: write_pair(folder, path.stem)
     MAKERS["streamed"] = lambda folder, path: make_streamed_gpt2(folder).rename(path)
     return make
 
@@ -193,6 +195,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "experts": ("experts", {"chunk_tokens": 32}),
     "cold": ("llama", {"chunk_tokens": 8, "kv_resident_tokens": 1, "draft_rows": 5}),
     "streamed": ("streamed", {"ctx_tokens": 128}),
+    "borrowed": ("lent", {"draft_path": "drafter.qsf"}),
+    "lent-window": ("lent", {
+        "draft_path": "drafter.qsf", "kv_window_tokens": 40, "chunk_tokens": 16,
+    }),
 }  # fmt: skip
 
 
@@ -212,6 +218,8 @@ class Walk:
         }
         if "kv_resident_tokens" in options:
             options["kv_folder"] = path.parent
+        if "draft_path" in options:
+            options["draft_path"] = path.with_name(options["draft_path"])
         if case == "streamed":
             self.model = open_streamed(path, least_chunk_tokens=32, **options)
         else:
@@ -358,6 +366,7 @@ def test_any_order_of_passes_is_as_if_each_sequence_were_alone(
         **options,
         "n_threads": 1,
         "draft_rows": 0,
+        "draft_path": None,
         "kv_contexts": None,
         "kv_resident_tokens": None,
     }

@@ -24,6 +24,8 @@ from make.tiny_checkpoints import safetensors_bytes
 
 PATH = Path(__file__).resolve().parents[2] / "golden" / "families.npz"
 N_TOKENS = 40
+N_GUESSES = 4  # of a drafter, one after the other
+DRAFTED = "gemma4-deep"  # that it guesses for: too deep to compare logits, and so that guesses pay
 ENCODERS = ("bert", "xlm-roberta", "roberta", "nomic_bert", "modernbert", "embedding_gemma2",
             "embedding_gemma2_text")  # by model_type  # fmt: skip
 QUERY = "w h a t i s a c a t"
@@ -52,6 +54,8 @@ class Case:
     experts: NDArray[np.uint8] | None = None
     weights: NDArray[np.float32] | None = None
     scores: NDArray[np.float32] | None = None  # of a cross-encoder: the logit of each pair
+    # Of a drafter: [39, 4] behind all tokens but the first.
+    guesses: NDArray[np.uint8] | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -89,8 +93,17 @@ class Case:
 
 
 def cases() -> dict[str, Case]:
-    """The cases of all families but cross-encoders, by name."""
-    return {name: case for name, case in _stored().items() if case.scores is None}
+    """The cases of all families but cross-encoders and drafters, by name."""
+    return {
+        name: case
+        for name, case in _stored().items()
+        if case.scores is None and case.guesses is None and name != DRAFTED
+    }
+
+
+def drafted() -> tuple[Case, Case]:
+    """The cases of a model and of its drafter, which reads its keys and values."""
+    return _stored()[DRAFTED], _stored()["gemma4_assistant"]
 
 
 def rerankers() -> dict[str, Case]:
@@ -123,6 +136,7 @@ def _stored() -> dict[str, Case]:
                 tokens=tokens_of(planes.shape[2]),
                 logits=(units * (largest / LOGIT_STEPS)).astype(np.float32),
                 scores=stored.get(f"{name}/scores"),
+                guesses=stored.get(f"{name}/guesses"),
                 experts=stored.get(f"{name}/experts"),
                 weights=stored.get(f"{name}/weights"),
             )

@@ -297,7 +297,9 @@ class Family:
 
 # Keys outside of text_config that override those inside of it.
 _OUTER_KEYS = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype",
-               "torch_dtype", "quantization_config")  # fmt: skip
+               "torch_dtype", "quantization_config", "backbone_hidden_size",
+               "use_ordered_embeddings", "num_centroids",
+               "centroid_intermediate_top_k")  # fmt: skip
 
 
 def read_family(family: Family, config: Config) -> Facts:

@@ -20,7 +20,7 @@ import numpy as np
 
 from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import ExpertWeights, QkNorm
-from qsf.file.layout import MAX_OWN_WIDTH, Activation
+from qsf.file.layout import KV_LENT, MAX_OWN_WIDTH, Activation
 from qsf_converter.sources.families import family
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import (
@@ -522,6 +522,59 @@ _GGUF: Final = Gguf("gemma4",
 )  # fmt: skip
 
 
+# ---- drafters ----
+
+
+def _as_drafter(draft: Draft) -> None:
+    """All layers read the keys and values of the model's last layer of their type.
+
+    Through a window of n tokens a guess sees n + 1 tokens before its own, whose key there is not.
+    """
+    config = draft.config
+    as_gemma4(draft)
+    n_layers = draft.header.n_layers
+    if config.get("num_kv_shared_layers") not in (0, None, n_layers):
+        raise config.error(
+            "num_kv_shared_layers", f"= {shown(config['num_kv_shared_layers'])} of {n_layers}"
+        )
+    if config.get("use_ordered_embeddings"):
+        raise config.error("use_ordered_embeddings", "= True is not supported")
+    for key in ("num_centroids", "centroid_intermediate_top_k"):
+        config.get(key)  # of ordered embeddings
+    draft.dims["target"] = config.count("backbone_hidden_size", MAX_DIM)
+    draft.dims["joined"] = 2 * draft.dims["target"]
+    draft.arch = replace(draft.arch, target_dim=draft.dims["target"], logit_cap=0.0)
+    draft.layers = [
+        replace(
+            kind,
+            kv_source=KV_LENT,
+            value_norm=0,
+            values_are_keys=0,
+            window_tokens=kind.window_tokens and kind.window_tokens + 2,
+        )
+        for kind in draft.layers
+    ]
+
+
+_DRAFTER: Final[Mapping[str, Any]] = {
+    **_COMMON,
+    "rules": (
+        *LAYER_RULES,
+        *gated(),
+        r.TensorRule(r.Place.FINAL, T.JOIN, "pre_projection.weight", ("hidden", "joined")),
+        r.TensorRule(r.Place.FINAL, T.DENSE, "post_projection.weight", ("target", "hidden")),
+        *r.ends("embed_tokens", "norm"),
+    ),
+    "layouts": (),
+    "adjust": _as_drafter,
+    # Of other forms of Gemma 4.
+    "neutral": {
+        **_COMMON["neutral"],
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": False,
+        "use_double_wide_mlp": False,
+    },
+}
 _GEMMA4_FAMILIES = (
     family.Family(
         name="Gemma4ForCausalLM",
@@ -539,6 +592,20 @@ _GEMMA4_FAMILIES = (
         nested=("Gemma4UnifiedForConditionalGeneration",),
         defaults=usual(GEMMA4_DEFAULTS, 262144, window=1024),
         **_COMMON,
+    ),
+    *(
+        family.Family(
+            name=f"{name}AssistantForCausalLM",
+            title=title,
+            model_type=f"{model_type}_text",
+            nested=(f"{name}AssistantForCausalLM",),
+            defaults=usual(GEMMA4_DEFAULTS, 131072, window=window, backbone_hidden_size=1536),
+            **_DRAFTER,
+        )
+        for name, model_type, title, window in (
+            ("Gemma4", "gemma4", "Gemma 4's drafters, for --draft", 512),
+            ("Gemma4Unified", "gemma4_unified", "Gemma 4 12B's drafter, for --draft", 1024),
+        )
     ),
 )
 
