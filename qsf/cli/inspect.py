@@ -16,6 +16,7 @@ import typer
 from qsf.errors import QsfArgumentError, QsfError, clean
 from qsf.file.family import family_of
 from qsf.file.kinds import (
+    KV_LENT,
     ROPE_NONE,
     ExpertScore,
     ExpertWeights,
@@ -454,7 +455,8 @@ def _kinds(reader: Reader) -> list[tuple[LayerKind, list[int]]]:
 
 
 def _names(kind: LayerKind) -> dict[str, str]:
-    return {name: names(getattr(kind, name)).name.lower() for name, names in _NAMES_OF.items()}
+    names = {name: of(getattr(kind, name)).name.lower() for name, of in _NAMES_OF.items()}
+    return names | ({"kv_source": "another model"} if kind.kv_source == KV_LENT else {})
 
 
 def _shown(value: Any) -> str:

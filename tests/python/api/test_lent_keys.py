@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import qsf
 from make import calibrated_models, golden_families
+from make.commands import Run
 from make.lent_models import write_pair
 from oracle.reference import load_qsf
+from qsf import Model
 from qsf.cli.run import report
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.native import binding
@@ -55,11 +56,17 @@ def test_guesses_are_those_of_transformers(pair: Pair) -> None:
     model.close()
 
 
+def test_it_is_described(pair: Pair, qsf: Run) -> None:
+    shown = qsf("inspect", pair[1]).stdout
+    assert "kv_source another model" in shown
+    assert "for another model (--draft)" in qsf("show", pair[1]).stdout
+
+
 def test_the_plan_counts_it(pair: Pair) -> None:
     target, drafter = pair
-    with_it = qsf.Model.plan(target, ram_budget=None, draft=drafter)
+    with_it = Model.plan(target, ram_budget=None, draft=drafter)
     assert with_it.drafter_bytes == with_it.drafter_wanted_bytes > 200_000
-    more = qsf.Model.plan(target, ram_budget=None, draft=drafter, sessions=4)
+    more = Model.plan(target, ram_budget=None, draft=drafter, sessions=4)
     assert more.drafter_bytes == with_it.drafter_bytes  # it has no keys of its own
 
 
@@ -77,7 +84,7 @@ def test_keys_in_a_file_are_not_lent(pair: Pair) -> None:
 def test_it_is_refused_alone_and_for_another_model(pair: Pair, tmp_path: Path) -> None:
     drafter = pair[1]
     with pytest.raises(QsfArgumentError, match=r"drafter\.qsf only guesses.*dimension 72.*--draft"):
-        qsf.Model(drafter, ram_budget=None)
+        Model(drafter, ram_budget=None)
     with (
         pytest.raises(QsfConversionError, match="a drafter reads another model's keys"),
         calibrated_models.original(drafter.with_suffix("")),
@@ -91,7 +98,7 @@ def test_it_is_refused_alone_and_for_another_model(pair: Pair, tmp_path: Path) -
         source = golden_families.cases()[name].write(tmp_path / name)
         convert(source, tmp_path / "m.qsf", quant_type="f16", force=True)
         with pytest.raises(QsfArgumentError, match=rf"the draft model .*drafter\.qsf: {said}"):
-            qsf.Model(tmp_path / "m.qsf", ram_budget=None, draft=drafter)
+            Model(tmp_path / "m.qsf", ram_budget=None, draft=drafter)
 
 
 def test_key_channels_stay_as_a_drafter_reads_them(tmp_path: Path) -> None:
