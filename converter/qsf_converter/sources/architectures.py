@@ -119,7 +119,10 @@ def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
     config = family.config_of(values)
     facts = read_family(family, config)
     version = str(values.get("transformers_version") or "")
-    passed_over = _check_unread(family, config, is_known=_version_of(version) <= _CLASSES_OF)
+    is_known = _version_of(version) <= _CLASSES_OF
+    # Files of Phi-1 have both this and the factor that it follows from.
+    neutral = {"rotary_dim": facts.arch.rope_dims or facts.header.head_dim, **family.neutral}
+    passed_over = _check_unread(family, config, neutral, is_known=is_known)
     if passed_over:
         said = (
             f"config.json: {', '.join(passed_over)}: transformers passes over keys that"
@@ -152,12 +155,14 @@ def _version_of(text: str) -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (_CLASSES_OF[0] + 1,)
 
 
-def _check_unread(family: Family, config: Config, *, is_known: bool) -> list[str]:
+def _check_unread(
+    family: Family, config: Config, neutral: Mapping[str, Any], *, is_known: bool
+) -> list[str]:
     """Refuse keys that no table reads, unless they are empty or change no logits.
 
     Returns those that transformers passes over, of a file that a known version has written.
     """
-    neutral = {**_NEUTRAL_VALUES, **family.neutral}
+    neutral = {**_NEUTRAL_VALUES, **neutral}
     strict = {*neutral, *_OF_CLASSES}
     passed_over = []
     for name, value in config.unread():
@@ -189,7 +194,9 @@ _HARMLESS: Final = re.compile(
     r"|tokenizer_class|task_specific_params|summary_.*|finetuning_task|prefix|unsloth_.*|n_ctx"
     r"|(bos|eos|pad|sep|unk|decoder_start|image|mask|cls)_token_(id|index)|.*_token_ids?|name"
     r"|(do_sample|temperature|top_[kp]|max_length|min_length|repetition_penalty|num_beams"
-    r"|num_return_sequences|length_penalty|no_repeat_ngram_size|early_stopping|typical_p)"
+    r"|num_return_sequences|length_penalty|no_repeat_ngram_size|early_stopping|typical_p"
+    r"|num_beam_groups|diversity_penalty|encoder_no_repeat_ngram_size|exponential_decay_.*|min_p"
+    r"|(begin_)?suppress_tokens|max_new_tokens)"
     r"|output_.*|return_.*|torchscript|use_bfloat16|chunk_size_feed_forward|cross_attention.*"
     r"|is_decoder|pruned_heads|tf_legacy_loss|tie_encoder_decoder|bad_words_ids|add_bos_token"
     r"|add_eos_token|rope_theta|rotary|ep_size|router_.*|cache_implementation|license|version"

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import shown
 from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, Ffn, Mixer, QkNorm
-from qsf.file.layout import MAX_HEADS, Activation
+from qsf.file.layout import F32_MAX, MAX_HEADS, Activation
 from qsf_converter.sources.families import gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
@@ -151,16 +150,15 @@ def ssd_layers(
         draft.layers[i] = replace(draft.layers[i], **ssd)
 
 
-# The spellings of checkpoints, and of transformers.
-_NO_LIMITS: Final = ([0.0, math.inf], [0.0, {"__float__": "Infinity"}])
-
-
 def _check(config: Config) -> None:
     name = "hidden_act" if config.get("mamba_hidden_act") is None else "mamba_hidden_act"
     if config.activation(name) != Activation.SILU:
         raise config.error(name, f"= {shown(config.get(name))} is not supported; supported: silu")
     limits = config.get("time_step_limit")
-    if limits not in (None, *_NO_LIMITS):
+    low, high = limits if isinstance(limits, list) and len(limits) == 2 else (0, limits)
+    if isinstance(high, float) and high >= F32_MAX:
+        high = None
+    if low != 0 or high not in (None, {"__float__": "Infinity"}):  # as transformers writes it
         raise config.error("time_step_limit", f"= {shown(limits)}: only none is supported")
 
 
