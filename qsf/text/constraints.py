@@ -32,8 +32,9 @@ _MAX_CHOICES = 1000
 # The usual layout of JSON. With one layout only, most of its tokens are forced.
 _JSON_FORM = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _JSON_FORM |= {"lenient": True}  # keywords that llguidance lacks are warnings
-# A quarter of llguidance's own limit.
+# A quarter of llguidance's own limit, but for rows: properties that may be missing take 4 each.
 _LIMITS = {
+    "max_items_in_row": 5 * _MAX_PROPERTIES,
     "initial_lexer_fuel": 250_000,
     "step_lexer_fuel": 50_000,
     "step_max_items": 12_500,
@@ -212,7 +213,7 @@ class Constraints:
             schema = read_json(schema)
         _check_schema(schema)
         grammar: str = self._library.LLMatcher.grammar_from_json_schema(
-            simplified(schema), overrides=_JSON_FORM
+            json.dumps(simplified(schema)), overrides=_JSON_FORM
         )
         return grammar
 

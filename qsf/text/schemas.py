@@ -6,6 +6,7 @@ llguidance enforces most keywords while tokens are chosen; it names the others i
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -131,7 +132,11 @@ _NOTHING: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _PARTNERS = {"minContains": "contains", "maxContains": "contains", "then": "if", "else": "if"}
 _LOOKS = re.compile(r"\(\?<?[=!]|\\[1-9]|\\k<")  # look-around, back references
-_LOOKING = "a pattern that looks around"  # as a format, of which llguidance warns
+_BEYOND = "a pattern beyond llguidance"  # as a format, of which it warns
+# llguidance reads no larger numbers; an answer within these keeps the schema's bounds.
+_MOST = {"maximum": 1 << 62, "exclusiveMaximum": 1 << 62, "maxLength": 1 << 30}
+_LIMIT = re.compile("min|max|exclusive")
+_LEAST = {"minimum": -(1 << 62), "exclusiveMinimum": -(1 << 62)}
 _MAX_STEPS = 20_000  # of one check: references may make it exponential
 _TYPES: dict[str, Any] = {
     "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
@@ -139,8 +144,34 @@ _TYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
+@functools.lru_cache(maxsize=256)
+def _is_beyond(pattern: str) -> bool:
+    """True for a regular expression of which llguidance lacks a part."""
+    from llguidance import LLMatcher
+
+    if not LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern)):
+        return False
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError):  # named groups are of JavaScript
+        return bool(_LOOKS.search(pattern))
+    return True
+
+
+def _number(name: str, rule: Any) -> Any:
+    """Return a keyword's value as llguidance reads it: 5.0 is a length, bounds have 63 bits."""
+    if isinstance(rule, bool) or not isinstance(rule, (int, float)) or not _LIMIT.match(name):
+        return rule
+    if isinstance(rule, float) and rule.is_integer():
+        rule = int(rule)
+    rule = min(rule, _MOST.get(name, rule))
+    return max(rule, _LEAST.get(name, rule))
+
+
 def simplified(schema: Any) -> Any:
-    """Return a schema without keywords that say nothing, and with patterns that Rust can read."""
+    """Return a schema that llguidance reads: without keywords that say nothing, patterns that it
+    lacks, and numbers beyond its own.
+    """
     if isinstance(schema, list):
         return [simplified(inner) for inner in schema]
     if not isinstance(schema, dict):
@@ -152,14 +183,14 @@ def simplified(schema: Any) -> Any:
             continue
         if name == "$schema" and "//json-schema.org/" not in str(rule):
             continue
-        if name == "pattern" and isinstance(rule, str) and _LOOKS.search(rule):
-            new["format"] = _LOOKING
+        if name == "pattern" and isinstance(rule, str) and _is_beyond(rule):
+            new["format"] = _BEYOND
         elif name in _NAMED and isinstance(rule, dict):
             new[name] = {key: simplified(inner) for key, inner in rule.items()}
         elif name in _INNER:
             new[name] = simplified(rule)
         else:
-            new.setdefault(name, rule)
+            new.setdefault(name, _number(name, rule))
     return new
 
 
@@ -171,7 +202,7 @@ def keywords_of(warnings: Sequence[str]) -> frozenset[str]:
             names += re.findall(r'"([^"]+)"', text)
         elif not text.startswith("Unknown format"):  # such a format says nothing
             names.append(text.partition(" ")[0])
-        elif _LOOKING in text:
+        elif _BEYOND in text:
             names.append("pattern")
     return frozenset(names)
 
@@ -278,7 +309,7 @@ _OF_NUMBERS: _Rules = {
 _OF_TEXTS: _Rules = {
     "minLength": lambda c, r, s, v: len(v) >= r,
     "maxLength": lambda c, r, s, v: len(v) <= r,
-    "pattern": lambda c, r, s, v: None if c.n_judged or _LOOKS.search(r) else True,
+    "pattern": lambda c, r, s, v: None if c.n_judged or _is_beyond(r) else True,
 }
 _OF_LISTS: _Rules = {
     "minItems": lambda c, r, s, v: len(v) >= r,
