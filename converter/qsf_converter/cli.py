@@ -38,6 +38,8 @@ from qsf_converter.request import (
 from qsf_converter.rounding.compression import COMPRESSIONS, DEFAULT_COMPRESSION
 from qsf_converter.rounding.plan import DEFAULT_QUANT_TYPE, ENCODER_QUANT_TYPE, KEEP, QUANT_TYPES
 from qsf_converter.rounding.tiles import bits_per_weight
+from qsf_converter.sources.checkpoint import KEPT, MXFP4
+from qsf_converter.sources.checkpoint_gguf import readable_types
 from qsf_converter.sources.gguf_config import families
 from qsf_converter.sources.quantised import METHODS
 
@@ -197,6 +199,8 @@ def _list_families(wanted: bool) -> None:
             typer.echo(f"{title}: {', '.join([*names, *(f'GGUF {name}' for name in dialects)])}")
         for method, (what, _) in METHODS.items():
             typer.echo(f"Weights quantised by {method}: {what}")
+        typer.echo(f"Weights in GGUF, kept: {', '.join((*KEPT, MXFP4))}")
+        typer.echo(f"Weights in GGUF, read: {', '.join(readable_types())}")
         raise typer.Exit
 
 

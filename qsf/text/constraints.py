@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +22,14 @@ from qsf.foreign_json import read_json
 from qsf.text.channels import ends_with_channels
 from qsf.text.parts import read_text_parts
 from qsf.text.sampling import end_ids
-from qsf.text.schemas import check_expressions, check_grammar, check_schema, keywords_of, simplified
+from qsf.text.schemas import (
+    MAX_LEVELS,
+    check_expressions,
+    check_grammar,
+    check_schema,
+    keywords_of,
+    simplified,
+)
 
 if TYPE_CHECKING:
     from qsf.text.tokenizer import Tokenizer
@@ -44,6 +52,7 @@ _LIMITS = {
 # Memory of llguidance's tables for each token, slices included. Measured: 370 to 420.
 _TOKEN_BYTES = 400
 _STACK_BYTES = 16 << 20  # more than twice what the deepest grammar takes (``schemas.MAX_LEVELS``)
+_LARK = re.compile(r"^[^\S\n]*(?:%llguidance\b|start\s*:)", re.MULTILINE)
 KINDS = ("json", "regex", "choice", "grammar")
 
 
@@ -206,6 +215,8 @@ class Constraints:
             kind == "lark"
         ):  # llguidance's "grammar" guesses the notation, which a schema could mislead
             return str(self._library.LLMatcher.grammar_from_lark(value))
+        elif kind == "grammar":
+            return str(self._library.LLMatcher.grammar_from_lark(_lark_of(value)))
         return str(self._library.grammar_from(kind, value))
 
     def _json_grammar(self, schema: Any) -> str:
@@ -216,6 +227,24 @@ class Constraints:
             json.dumps(simplified(schema)), overrides=_JSON_FORM
         )
         return grammar
+
+
+def _lark_of(grammar: str) -> str:
+    """Return a grammar in Lark's notation or in GBNF as Lark; raises ValueError.
+
+    llguidance's own ``any_to_lark`` takes the square of a text's empty lines.
+    """
+    if _LARK.search(grammar):
+        return grammar
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    n_rules = grammar.count("::=")  # it takes the square of these
+    if n_rules > MAX_LEVELS:
+        raise ValueError(f"{n_rules} rules, and {MAX_LEVELS} is the limit")
+    try:
+        return str(gbnf_to_lark(grammar))
+    except Exception as error:  # it has no type for its errors
+        raise ValueError(f"not a GBNF grammar: {error}") from error
 
 
 def _on_large_stack(call: Callable[[], Any]) -> Any:

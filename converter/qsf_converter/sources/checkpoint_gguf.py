@@ -203,6 +203,22 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
     return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
 
 
+def readable_types() -> list[str]:
+    """Return GGUF's types, by name, that are read with the installed package ``gguf``."""
+    package: Any = importlib.import_module("gguf")
+    kinds = [kind for kind in package.GGML_QUANT_SIZES if kind.name not in READABLE]
+    return [*READABLE, *(kind.name for kind in kinds if _is_dequantised(package, kind))]
+
+
+def _is_dequantised(package: Any, kind: Any) -> bool:
+    try:
+        _, block_bytes = package.GGML_QUANT_SIZES[kind]
+        package.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+    except (KeyError, NotImplementedError):
+        return False
+    return True
+
+
 def _dequantiser(tensor: checkpoint.SourceTensor) -> tuple[Any, Any]:
     """Return the ``gguf`` package and its number of the type.
 
@@ -210,12 +226,9 @@ def _dequantiser(tensor: checkpoint.SourceTensor) -> tuple[Any, Any]:
     """
     package: Any = importlib.import_module("gguf")
     kind = getattr(package.GGMLQuantizationType, tensor.dtype, None)
-    try:
-        _, block_bytes = package.GGML_QUANT_SIZES[kind]
-        package.quants.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
-    except (KeyError, NotImplementedError) as error:
+    if not _is_dequantised(package, kind):
         raise QsfConversionError(
             f"tensor {tensor.name} is stored as {tensor.dtype}, which the installed package gguf "
             "cannot dequantise; convert the original model, or try a newer gguf"
-        ) from error
+        )
     return package, kind

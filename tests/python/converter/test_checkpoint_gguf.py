@@ -26,9 +26,9 @@ from qsf.file.layout import dtype_name
 from qsf.find import store
 from qsf.find.download import wanted_files
 from qsf.find.names import gguf_of, meaning_of
-from qsf_converter import convert
-from qsf_converter.sources.checkpoint import to_float32
-from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint
+from qsf_converter import cli, convert
+from qsf_converter.sources.checkpoint import KEPT, to_float32
+from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, readable_types
 from qsf_converter.sources.gguf_config import llama3_scaling
 from qsf_converter.sources.gguf_file import types
 from qsf_converter.sources.source import open_source
@@ -149,6 +149,14 @@ SUPPORTED = [
     for name, _, _ in types().values()
     if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE)
 ]
+
+
+def test_the_types_that_are_read_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--families"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == f"Weights in GGUF, read: {', '.join(readable_types())}"
+    assert said[-2] == f"Weights in GGUF, kept: {', '.join((*KEPT, 'MXFP4'))}"
+    assert {*readable_types()} == {*SUPPORTED, *PLAIN[:3]}
 
 
 def random_blocks(kind: Any, n_rows: int, n_cols: int) -> np.ndarray:

@@ -1,7 +1,9 @@
 """Published files of every family: each row of tests/data/families.json converts as it stands.
 
 A row has what such files say beyond sizes: config.json with its quantization_config, how
-tokenizer.json splits and normalises, tokenizer.ggml.pre, the texts around turns, model_max_length.
+tokenizer.json splits and normalises, tokenizer.ggml.pre, the texts around turns, the features of
+its template, model_max_length. What transformers renders of each feature is in
+tests/data/template_features.json.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -21,13 +24,25 @@ from make.refusals import table
 from make.stored import Reader
 from make.text_families import SETTINGS, families
 from qsf.errors import QsfConversionError
+from qsf.text.chat import ChatTemplate
 from qsf.text.parts import read_text_parts
+from qsf.text.render import one_process
 from qsf_converter import convert
 from qsf_converter.sources import quantised
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
+from qsf_converter.sources.checkpoint_gguf import readable_types
+from qsf_converter.sources.gguf_config import FILE_TYPES
 
 Row = dict[str, Any]
 ROWS: dict[str, Row] = table("families")
+FEATURES = table("template_features")
+# The GGUF files that https://huggingface.co/mradermacher and /bartowski make of nearly every family
+# (granite-3.0-1b-a400m-instruct-i1-GGUF, ibm-granite_granite-3.2-8b-instruct-GGUF); gpt-oss: MXFP4.
+FILES = (
+    "IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M IQ4_XS IQ4_NL Q2_K Q2_K_S"
+    " Q3_K_S Q3_K_M Q3_K_L Q4_0 Q4_1 Q4_K_S Q4_K_M Q5_0 Q5_1 Q5_K_S Q5_K_M Q6_K Q8_0 F16 BF16 F32"
+    " MXFP4 TQ1_0 TQ2_0"
+)
 # All of them are converted by `make check-slow`.
 CONVERTED = [
     pytest.param(name, marks=[] if i % 12 == 0 else pytest.mark.slow) for i, name in enumerate(ROWS)
@@ -41,6 +56,22 @@ TEXTS = (
 def test_every_family_has_a_row() -> None:
     assert {family_of(row["config"]).name for row in ROWS.values()} == FAMILIES.keys()
     assert all(row["from"].startswith("https://") for row in ROWS.values())
+
+
+def test_every_published_kind_of_gguf_file_is_read() -> None:
+    assert {*FILES.split()} == {*FILE_TYPES.values()}
+    tensors = {re.sub(r"(K)_[SML]$|(IQ[23])_(?:M|XS)$", r"\1\2", name) for name in FILES.split()}
+    read = readable_types()
+    assert not [name for name in tensors if not any(kind.startswith(name) for kind in read)]
+
+
+def test_its_template_is_rendered_as_transformers_renders_it() -> None:
+    chat = FEATURES["chat"]
+    with one_process():
+        for features in {row["template"] for row in ROWS.values() if "template" in row}:
+            sources, texts = zip(*(FEATURES["features"][f] for f in features.split()), strict=True)
+            template = ChatTemplate("".join(sources))
+            assert template.render(chat["messages"], tools=chat["tools"]) == "".join(texts)
 
 
 def facts_of(config: Row) -> Any:
@@ -70,6 +101,21 @@ def test_keys_of_no_class_are_passed_over_only_where_the_class_is_known() -> Non
     ):
         with pytest.raises(QsfConversionError, match=r"= (True|8\.0) is not supported"):
             facts_of({**config, **changes})
+
+
+def test_keys_of_published_files_that_change_nothing() -> None:
+    deepseek, phi, nemotron = (
+        ROWS[f"{name}ForCausalLM"]["config"] for name in ("DeepseekV3", "Phi", "NemotronH")
+    )
+    facts_of({**deepseek, "num_beam_groups": 1, "transformers_version": None})  # Kimi K2.5
+    assert facts_of({**phi, "rotary_dim": 32}).arch.rope_dims == 32  # Phi-1
+    for limits in ([0.0, 1e308], [0.0, math.inf], [0.0, {"__float__": "Infinity"}], None):
+        facts_of({**nemotron, "time_step_limit": limits})  # Nemotron 3 Ultra
+    with pytest.raises(QsfConversionError, match="rotary_dim = 16 is not supported"):
+        facts_of({**phi, "rotary_dim": 16})
+    for wrong in ([0.0, 1.0], [0.1, math.inf], 5.0, [0.0]):
+        with pytest.raises(QsfConversionError, match="time_step_limit"):
+            facts_of({**nemotron, "time_step_limit": wrong})
 
 
 def test_a_key_of_older_files_counts() -> None:

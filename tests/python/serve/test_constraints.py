@@ -223,7 +223,9 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
         ({"grammar": "start: A\nA: " + '"a"? ' * 2000}, "grammar", "characters, and 8192"),
         ({"choice": []}, "choice", "must be 1 to 1000 texts"),
         ({"choice": [1]}, "choice", "must be 1 to 1000 texts"),
-        ({"grammar": "root := ((("}, "grammar", "grammar"),
+        ({"grammar": "root := ((("}, "grammar", "not a GBNF grammar: Expected"),
+        ({"grammar": "\n" * 30_000}, "grammar", "No 'root' rule"),  # llguidance alone: 15 s
+        ({"grammar": 'root ::= "a"\n' * 2001}, "grammar", "2001 rules, and 2000 is the limit"),
         ({"regex": "a", "choice": ["a"]}, "regex", "both given"),
         ({"colour": "red"}, "colour", "is not known"),
     ):
