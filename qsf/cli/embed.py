@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from qsf.errors import QsfArgumentError
-from qsf.file.foreign_text import text_of
+from qsf.file.foreign_text import Lines, text_of
 from qsf.shell import command, typer_app
 from qsf.text.embedding import ALL_POOLINGS
 
@@ -60,7 +60,7 @@ def embed_command(
     path = find_model(model, is_quiet=False)
     options: Any = {"threads": threads, "max_seq_len": max_seq_len, "draft": "off"}
     with (
-        command.open_input(file) as lines,
+        command.open_lines(file) as lines,
         Model(path, ram_budget=budget_mb(ram_budget), sessions=parallel, **options) as opened,
     ):
         texts = _texts(lines)
@@ -69,7 +69,7 @@ def embed_command(
         command.say_line(opened.info.plan.text)
 
 
-def _texts(lines: IO[bytes]) -> Iterator[str]:
+def _texts(lines: Lines) -> Iterator[str]:
     number = 0
     while line := lines.readline(_MAX_LINE_BYTES + 1):
         number += 1

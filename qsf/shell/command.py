@@ -27,6 +27,7 @@ from qsf.errors import (
     error_line,
     one_line,
 )
+from qsf.file.foreign_text import Lines
 from qsf.system.files import wait_writable
 from qsf.system.signals import STOPPING
 
@@ -319,6 +320,14 @@ def open_input(name: str | Path | None) -> contextlib.AbstractContextManager[IO[
     """Open a file for reading; None and "-" are standard input."""
     is_stdin = name is None or str(name) == "-"
     return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else Path(str(name)).open("rb")
+
+
+@contextlib.contextmanager
+def open_lines(name: str | Path | None) -> Iterator[Lines]:
+    """Open a file for reading its lines, as ``open_input`` does."""
+    with open_input(name) as file:
+        lines = Lines(file)  # here, so that it is not collected before the file is closed
+        yield lines
 
 
 def read_at_most(file: IO[bytes], n_bytes: int) -> bytes:

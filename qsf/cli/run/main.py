@@ -85,7 +85,7 @@ def _run(request: Request) -> int:
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
     # --prompts before the model, whose opening takes longer; only once: it may be a pipe
-    with command.open_input(request.prompts) as lines, _open(request) as model:
+    with command.open_lines(request.prompts) as lines, _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.verbose:

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from qsf.cli.run import report
 from qsf.cli.run.answer import say, show
 from qsf.errors import QsfArgumentError, QsfError, shown
+from qsf.file.foreign_text import Lines
 from qsf.foreign_json import JsonError, read_json
 from qsf.native.binding import describe_machine
 from qsf.shell import command
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from qsf.model import Model
 
 
-def answer_many(model: Model, request: Request, file: IO[bytes]) -> int:
+def answer_many(model: Model, request: Request, file: Lines) -> int:
     """Answer every line of --prompts; the exit code is 1 if a line failed."""
     is_raw = request.raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
@@ -128,9 +129,7 @@ def read_done(path: Path, memory_bytes: int) -> array[int]:
 class _Lines:
     """The lines of --prompts, and the prompts that are being answered."""
 
-    def __init__(
-        self, request: Request, file: IO[bytes], memory_bytes: int, *, is_raw: bool
-    ) -> None:
+    def __init__(self, request: Request, file: Lines, memory_bytes: int, *, is_raw: bool) -> None:
         self.done = array("Q")  # see `read_done`; becomes 0 once --prompts has the line
         self._path = request.prompts
         self._file = file
@@ -161,7 +160,7 @@ class _Lines:
         most = self._most_line_bytes + 1
         while line := self._file.readline(most):
             rest = line
-            while len(rest) == most and not rest.endswith(b"\n"):
+            while len(rest) >= most and not rest.endswith(b"\n"):
                 rest = self._file.readline(most)
             yield line
 

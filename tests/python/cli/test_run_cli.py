@@ -97,7 +97,7 @@ def test_options_reach_the_text(run: Run, tiny_llama_8bit: Path) -> None:
 
 
 def test_the_prompt_may_come_from_stdin_or_a_file(
-    run: Run, tiny_llama_8bit: Path, tmp_path: Path
+    qsf: Run, run: Run, tiny_llama_8bit: Path, tmp_path: Path
 ) -> None:
     options = ("--temperature", 0, "-n", 12)
     file = tmp_path / "prompt.txt"
@@ -111,9 +111,14 @@ def test_the_prompt_may_come_from_stdin_or_a_file(
         file.write_bytes(data)
         done = run(tiny_llama_8bit, *options, *words, stdin=stdin)
         assert done.stdout.startswith(KNOWN), done.stderr
-    (tmp_path / "p.jsonl").write_text('{"prompt": "hi"}\r\n"the"\r\n', "utf-8-sig")
-    done = run(tiny_llama_8bit, "--prompts", tmp_path / "p.jsonl", "-n", 2)
-    assert done.returncode == 0, done.stdout
+    lines = tmp_path / "p.jsonl"
+    for encoding in ("utf-8-sig", "utf-16", "utf-32"):
+        lines.write_text('{"prompt": "hi"}\r\n"\U0001f600\u2028the"', encoding)
+        done = run(tiny_llama_8bit, "--prompts", lines, "-n", 2)
+        assert (done.returncode, done.stdout.count("\n")) == (0, 2), done.stdout
+        assert not qsf("embed", tiny_llama_8bit, lines).returncode
+    lines.write_bytes("hi".encode("utf-16") + b"x")
+    assert "a line is not UTF-16" in run(tiny_llama_8bit, "--prompts", lines, "-n", 2).stderr
 
 
 @posix
