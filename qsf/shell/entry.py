@@ -67,14 +67,14 @@ def serve() -> NoReturn:
 
 
 def _collect_seldom() -> None:
-    """Look for garbage in cycles a hundred times less often.
+    """Look for garbage in cycles a thousand times less often.
 
     A vocabulary is millions of strings and tuples, which are no garbage: the usual interval takes a
     third of the time in which a tokenizer is read.
     """
     import gc
 
-    gc.set_threshold(100_000)
+    gc.set_threshold(1_000_000)
 
 
 # ---- one command ----

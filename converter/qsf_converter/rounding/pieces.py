@@ -44,7 +44,7 @@ from qsf_converter.sources.families.rules import INPUT_GROUPS, Place
 _PIECE_BYTES = 32 << 20  # of f32
 # Of matrices that are kept: their arrays stay below the size that the converter returns to the
 # system each time, whose page faults took a third of the time.
-_KEPT_PIECE_BYTES = 4 << 20
+_KEPT_PIECE_BYTES = 8 << 20
 _IN_FLIGHT_BYTES = 128 << 20  # of f32; at least one piece
 _SLAB_BYTES = 16 << 20  # bytes of source rows held while columns are gathered
 _MAX_THREADS = 4

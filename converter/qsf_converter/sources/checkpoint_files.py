@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -55,6 +56,8 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         self._files: list[io.RawIOBase] = []
         self._located: dict[str, LocatedT] = {}
         self._paths: tuple[Path, ...] = ()
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="hash")
+        self._hashed: Future[None] | None = None  # the piece that is hashed, at most one
         try:
             self._open(place)
         except QsfIOError:
@@ -77,6 +80,7 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         return self._paths
 
     def close(self) -> None:
+        self._hashing.shutdown()
         for file in self._files:
             file.close()
         self._files.clear()
@@ -84,10 +88,12 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
     def read_rows(self, name: str, start: int, stop: int) -> RawArray:
         located = self._located[name]
         self._check_readable(located)
-        return self._values(located, self._hashed_rows(located, start, stop), stop - start)
+        stored = self._hashed_rows(located, start, stop)
+        self._wait_for_hash()  # the values may be changed in place
+        return self._values(located, stored, stop - start)
 
     def read_stored(self, name: str, start: int, stop: int) -> RawArray:
-        stored = self._hashed_rows(self._located[name], start, stop)
+        stored = memoryview(self._hashed_rows(self._located[name], start, stop)).toreadonly()
         return np.frombuffer(stored, np.uint8).reshape(stop - start, -1)
 
     def _hashed_rows(self, located: LocatedT, start: int, stop: int) -> bytearray:
@@ -97,11 +103,18 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         stored = self._stored_rows(located, start, stop)
         begin = start * tensor.row_bytes
         if begin <= located.n_hashed < begin + len(stored):  # a sample may have been read earlier
-            located.sha256.update(memoryview(stored)[located.n_hashed - begin :])
+            part = memoryview(stored)[located.n_hashed - begin :]
             located.n_hashed = begin + len(stored)
+            self._wait_for_hash()
+            self._hashed = self._hashing.submit(located.sha256.update, part)
         return stored
 
+    def _wait_for_hash(self) -> None:
+        if self._hashed is not None:
+            self._hashed.result()
+
     def digest(self) -> str:
+        self._wait_for_hash()
         total = hashlib.sha256()
         for name in sorted(self._located):
             located = self._located[name]

@@ -274,16 +274,21 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
     unk = model.get("unk_token")
     if unk is not None and unk not in ids:
         raise refuse("an unk_token that is not in the vocabulary:", unk)
-    pairs: dict[tuple[int, int], tuple[int, int]] = {}
-    for rank, merge in enumerate(model["merges"]):
-        try:
+    merges, rows = model["merges"], []
+    try:
+        for merge in merges:
             left, right = merge.split(" ") if isinstance(merge, str) else merge
-            pairs[ids[left], ids[right]] = (rank, ids[left + right])
-        except (KeyError, TypeError, ValueError):
-            raise refuse("a merge of words that are not in the vocabulary:", merge) from None
-        if unk is not None and unk in (left, right):
-            raise refuse("a merge with the unknown token:", merge)
-    rows = sorted((rank, left, right, both) for (left, right), (rank, both) in pairs.items())
+            rows += (ids[left], ids[right], ids[left + right])
+    except (KeyError, TypeError, ValueError):
+        raise refuse(
+            "a merge of words that are not in the vocabulary:", merges[len(rows) // 3]
+        ) from None
+    ranked = np.array(rows, "<u4").reshape(-1, 3)
+    if unk is not None and (with_unk := (ranked[:, :2] == ids[unk]).any(axis=1)).any():
+        raise refuse("a merge with the unknown token:", merges[int(with_unk.argmax())])
+    pairs = ranked[:, 0].astype(np.uint64) << np.uint64(32) | ranked[:, 1]
+    # Of a pair that is there twice the last one counts.
+    last = len(pairs) - 1 - np.unique(pairs[::-1], return_index=True)[1]
     flags = (
         (_IGNORE_MERGES if model.get("ignore_merges") else 0)
         | (_FUSE_UNK if model.get("fuse_unk") else 0)
@@ -294,7 +299,7 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
         flags=flags,
         ids=ids,
         unk_id=_NONE if unk is None else ids[unk],
-        merges=np.array([row[1:] for row in rows], "<u4").reshape(-1, 3),
+        merges=ranked[np.sort(last)],
         scores=[],
     )
 
