@@ -8,11 +8,12 @@
 #include <string.h>
 
 static const char HELP[] =
-    "usage: qsf run MODEL.qsf [PROMPT]   an answer, by the file's chat form, or a continuation\n"
+    "Usage: qsf run MODEL.qsf [PROMPT]   an answer, by the file's chat form, or a continuation\n"
     "       qsf chat MODEL.qsf           a conversation: one message a line, /exit ends\n"
     "       qsf plan MODEL.qsf           where the memory would go\n"
     "       qsf inspect MODEL.qsf        what the file is\n"
     "       qsf verify MODEL.qsf         checks every byte of the file\n\n"
+    "Options:\n"
     "  -p, --prompt TEXT         -f, --prompt-file FILE (\"-\": standard input)\n"
     "  --raw                     continue the prompt: no chat form\n"
     "  --system TEXT             how the model is to answer\n"

@@ -2,7 +2,7 @@
 
 A field of ``ModelOptions`` or ``GenerationOptions`` has the type and the default, its ``Option``
 the range, the unit, the help and the commands that take it. All commands read these descriptions.
-Only small modules are imported here: ``qsf-run`` counts its own memory in the budget.
+Only small modules are imported here: ``qsf run`` counts its own memory in the budget.
 """
 # SPDX-License-Identifier: Apache-2.0
 

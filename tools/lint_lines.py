@@ -43,7 +43,7 @@ CAPS: dict[str, int] = {
     "qsf/native": 1500,
     "qsf/report": 750,
     "qsf/serve": 8800,
-    "qsf/shell": 1500,
+    "qsf/shell": 1594,
     "qsf/system": 650,
     "qsf/text": 3059,
     "converter/qsf_converter": 1553,

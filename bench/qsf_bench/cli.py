@@ -20,6 +20,7 @@ from qsf.errors import QsfArgumentError
 from qsf.find.prepare import find_model
 from qsf.native import binding, roofline
 from qsf.shell import command, typer_app
+from qsf.shell.arguments import Parser
 from qsf.shell.output import check_output, write_text
 from qsf.shell.progress import Steps
 from qsf.system import process
@@ -236,62 +237,66 @@ def _shape_name(text: str) -> str:
     return text
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(Parser):
     def error(self, message: str) -> NoReturn:
         raise QsfArgumentError(f"{message.removeprefix('argument ')} (see {PROGRAM} --help)")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
+    typed = command.typed(PROGRAM)
     parser = _Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} [OPTIONS] [MODEL]...",
+        prog=typed,
+        usage=f"{typed} [OPTIONS] [MODEL ...]",
         description="Measure how fast models are here, in turns with llama.cpp.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
+        add_help=False,
     )
     add, tokens = parser.add_argument, _list_of(_whole(0, 1 << 20))
     # fmt: off
     add("models", nargs="*", type=Path, metavar="MODEL",
-        help=".qsf files, or GGUF files, which both engines run [default: random weights]")
+        help=".qsf files, or GGUF files, which both engines run (default: random weights)")
     add("--baseline-model", type=Path, metavar="FILE.gguf",
-        help="what llama.cpp runs beside MODEL [default: MODEL, if it is a GGUF]")
+        help="what llama.cpp runs beside MODEL (default: MODEL, if it is a GGUF)")
     add("--no-baseline", action="store_true", help="measure QSF alone")
     add("--shape", type=_list_of(_shape_name), metavar="NAME,...",
-        help="shapes of random weights: see below [default: tinyllama-1.1b]")
+        help="shapes of random weights: see below (default: tinyllama-1.1b)")
     add("--quant", type=_list_of(_type_name), metavar="TYPE,...",
-        help="types of random weights: see below [default: 4bit,2bit]")
+        help="types of random weights: see below (default: 4bit,2bit)")
     add("--threads", type=_list_of(_whole(1, 256)), metavar="N,...",
-        help="numbers of threads [default: 1 and all cores]")
+        help="numbers of threads (default: 1 and all cores)")
     add("--prompt", type=tokens, metavar="N,...",
-        help="lengths of prompts in tokens; 0: none [default: 512; 32 with --cgroup]")
+        help="lengths of prompts in tokens; 0: none (default: 512; 32 with --cgroup)")
     add("--gen", type=tokens, metavar="N,...",
-        help="numbers of tokens to generate; 0: none [default: 128; 16 with --cgroup]")
+        help="numbers of tokens to generate; 0: none (default: 128; 16 with --cgroup)")
     add("--depth", type=tokens, metavar="N,...",
-        help="tokens in the context before each test [default: 0]")
+        help="tokens in the context before each test (default: 0)")
     add("--ram-budget", type=_list_of(_whole(0, 1 << 24)), metavar="MB,...", default=[],
-        help="budgets of QSF, 0: none; llama.cpp has none [default: 0; the limit of --cgroup]")
+        help="budgets of QSF, 0: none; llama.cpp has none (default: 0; the limit of --cgroup)")
     add("--cgroup", type=_list_of(lambda text: parse_limit(text) >> 20), metavar="300M,...",
         default=[], help="run all in memory control groups (Linux, root or a delegated group)")
-    add("--kv-type", choices=KV_TYPES, help="KV cache of both [default: QSF's own; f16]")
+    add("--kv-type", choices=KV_TYPES, help="KV cache of both (default: QSF's own; f16)")
     add("--rounds", type=_whole(1, 100), default=3, metavar="N",
-        help="rounds; each runs everything once [default: 3]")
+        help="rounds; each runs everything once (default: 3)")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON, too")
     add("--html", type=Path, metavar="FILE", help="write the report as a web page, too")
     add("--cache", type=Path, metavar="FOLDER",
-        help="folder of random weights [default: ~/.cache/qsf/bench]")
+        help="folder of random weights (default: ~/.cache/qsf/bench)")
     add("-q", "--quiet", action="store_true", help="no progress on standard error")
-    add("--version", action="version", version=command.version_line(PROGRAM))
+    add("--version", action="version", version=command.version_line(PROGRAM),
+        help="print the version")
+    add("-h", "--help", action="help", help="show this help")
     # fmt: on
     return parser
 
 
 _EPILOG = f"""\
 Examples:
-  python -m qsf.bench model-Q4_K_M.gguf
-  python -m qsf.bench model.qsf --baseline-model model-Q4_K_M.gguf --threads 2 --depth 0,2048
-  python -m qsf.bench --shape llama2-7b --quant 4bit --cgroup 300M
-  python -m qsf.bench --quant 4bit --ram-budget 0,400,200 --html page.html
+  qsf bench model-Q4_K_M.gguf
+  qsf bench model.qsf --baseline-model model-Q4_K_M.gguf --threads 2 --depth 0,2048
+  qsf bench --shape llama2-7b --quant 4bit --cgroup 300M
+  qsf bench --quant 4bit --ram-budget 0,400,200 --html page.html
 
 Shapes: {", ".join(shapes.SHAPES)}
 Types: {", ".join(QUANT_TYPES)}

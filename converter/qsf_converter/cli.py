@@ -1,4 +1,4 @@
-"""``qsf-convert``: a HuggingFace model directory, or a GGUF file, becomes one .qsf file.
+"""``qsf convert``: a HuggingFace model directory, or a GGUF file, becomes one .qsf file.
 
 Exit codes: 0 done, 1 the model cannot be converted or the system refused, 2 wrong usage,
 130 interrupted, 143 terminated. Every error is one line on stderr.
@@ -45,11 +45,9 @@ from qsf_converter.sources.quantised import METHODS
 
 PROGRAM = "qsf-convert"
 
-_MB = 2**20  # as qsf-run and system monitors count
+_MB = 2**20  # as qsf run and system monitors count
 
-# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
-_EPILOG = f"""\b
-Examples:
+_EPILOG = f"""Examples:
   qsf convert examples/tiny-llama tiny.qsf
   qsf convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
   qsf convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
@@ -58,7 +56,6 @@ Examples:
   qsf convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
   qsf convert examples/tiny-llama tiny.qsf --target-size 1.5MB --calibration my.txt
 
-\b
 {
     textwrap.fill(
         "Bits a weight: "
@@ -70,7 +67,6 @@ Examples:
     )
 }
 
-\b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
@@ -82,18 +78,18 @@ app = typer_app.create_app()
 _Model = Annotated[
     Path,
     typer.Argument(
-        help="Directory with config.json and weights, a .gguf file, or a name such as "
-        "Qwen/Qwen3-4B.",
+        help="directory with config.json and weights, a .gguf file, or a name such as "
+        "Qwen/Qwen3-4B",
         metavar="MODEL",
     ),
 ]
-_Out = Annotated[Path, typer.Argument(help="File to write.", metavar="OUT")]
+_Out = Annotated[Path, typer.Argument(help="file to write", metavar="OUT")]
 _QuantType = Annotated[
     str | None,
     typer.Option(
-        help=f"Type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
+        help=f"type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
         "one for each matrix; or keep, which stores the blocks of a quantised GGUF file as they "
-        "are.",
+        "are",
         show_default=f"{DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} for encoders; {MIXED} with a "
         f"target size; ternary for such weights; {KEEP} for a quantised GGUF file",
     ),
@@ -101,80 +97,79 @@ _QuantType = Annotated[
 _EmbedType = Annotated[
     str | None,
     typer.Option(
-        help="Type of the embeddings and the output head: one of the same. Below 8 bits, the "
-        "rows of frequent tokens in a large head of its own keep 8.",
+        help="type of the embeddings and the output head: one of the same. Below 8 bits, the "
+        "rows of frequent tokens in a large head of its own keep 8",
         show_default="8bit, f16 with --quant-type f16, chosen with mixed, kept with keep",
     ),
 ]
 _TernaryRule = Annotated[
     str,
     typer.Option(
-        help="How ternary types round: search finds the best scale of each block and keeps "
-        "ternary weights exact; absmean is BitNet's rule, one scale for each matrix."
+        help="how ternary types round: search finds the best scale of each block and keeps "
+        "ternary weights exact; absmean is BitNet's rule, one scale for each matrix"
     ),
 ]
 _Compress = Annotated[
     str,
     typer.Option(
-        help=f"Compression of the layers: {', '.join(COMPRESSIONS)}. A layer that it makes less "
-        "than 3 % smaller is stored as it is."
+        help=f"compression of the layers: {', '.join(COMPRESSIONS)}. A layer that it makes less "
+        "than 3 % smaller is stored as it is",
+        metavar="TYPE",
     ),
 ]
 _ReportOut = Annotated[
     Path | None,
     typer.Option(
-        "--report", help="Also write the quality report as a web page.", metavar="FILE.html"
+        "--report", help="also write the quality report as a web page", metavar="FILE.html"
     ),
 ]
-_Force = Annotated[
-    bool, typer.Option("--force", help="Replace OUT, and the report, if they exist.")
-]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Download a model without asking.")]
+_Force = Annotated[bool, typer.Option("--force", help="replace OUT, and the report, if they exist")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="download a model without asking")]
 _AllowNoTokenizer = Annotated[
     bool,
     typer.Option(
         "--allow-no-tokenizer",
-        help="Convert a model without a usable tokenizer too: qsf run refuses such a file, Python "
-        "can use it on token ids.",
+        help="convert a model without a usable tokenizer too: qsf run refuses such a file, Python "
+        "can use it on token ids",
     ),
 ]
 _AllowNoTemplate = Annotated[
     bool,
     typer.Option(
         "--allow-no-template",
-        help="Convert a model whose chat template cannot be rendered too: without it, the file "
-        "continues texts and does not answer.",
+        help="convert a model whose chat template cannot be rendered too: without it, the file "
+        "continues texts and does not answer",
     ),
 ]
 _NoMeasure = Annotated[
     bool,
     typer.Option(
         "--no-measure",
-        help="Leave the file's defaults at f16 keys and values, and at activations of 16 bits with "
-        "the weights of a GGUF file, without measuring whether 8 bits would do.",
+        help="leave the file's defaults at f16 keys and values, and at activations of 16 bits with "
+        "the weights of a GGUF file, without measuring whether 8 bits would do",
     ),
 ]
 _Threads = Annotated[
-    int | None, typer.Option(help="Threads that quantise.", min=1, show_default="one per core")
+    int | None, typer.Option(help="threads that quantise", min=1, show_default="one per core")
 ]
 _Verbose = Annotated[
-    bool, typer.Option("--verbose", "-v", help="At the end, say what became of the tensors.")
+    bool, typer.Option("--verbose", "-v", help="at the end, say what became of the tensors")
 ]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="print warnings and errors only")]
 _CalibrationText = Annotated[
     str | None,
     typer.Option(
         "--calibration",
-        help="Round by what the model computes on this text: a file of text or JSONL, or "
+        help="round by what the model computes on this text: a file of text or JSONL, or "
         "'bundled' for our own. The result is much closer to the original and takes minutes to "
-        "hours; the same command continues an interrupted run.",
+        "hours; the same command continues an interrupted run",
         metavar="FILE",
     ),
 ]
 _CalibrationTokens = Annotated[
     int | None,
     typer.Option(
-        help="Tokens of that text.",
+        help="tokens of that text",
         min=LEAST_CALIBRATION_TOKENS,
         show_default=str(DEFAULT_CALIBRATION_TOKENS),
     ),
@@ -182,13 +177,13 @@ _CalibrationTokens = Annotated[
 _TargetSize = Annotated[
     float | None,
     typer.Option(
-        help="Largest size of OUT, in MB or as 1.5GB; a type is chosen for each tensor.",
+        help="largest size of OUT, in MB or as 1.5GB; a type is chosen for each tensor",
         metavar="SIZE",
         parser=typer_app.parser_of(typer_app.megabytes),
     ),
 ]
 _TargetBpw = Annotated[
-    float | None, typer.Option(help="The same as bits of OUT for each weight.", min=0.01, max=32)
+    float | None, typer.Option(help="the same as bits of OUT for each weight", min=0.01, max=32)
 ]
 _Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
@@ -208,7 +203,7 @@ _Families = Annotated[
     bool,
     typer.Option(
         "--families",
-        help="List the families of models and the quantised weights that can be converted.",
+        help="list the families of models and the quantised weights that can be converted",
         callback=_list_families,
         is_eager=True,
     ),

@@ -154,7 +154,7 @@ qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped
                 quality, n_layers);
     QSF_FAIL_IF(!has_importances(r), ARG,
                 "quality %g: the file has no importances for its %u layers (all are %g); "
-                "qsf-convert --calibration makes a file that has them",
+                "qsf convert --calibration makes a file that has them",
                 quality, n_layers, (double)importance_of(r, 0));
     uint32_t n_skippable = 0;
     for (uint32_t i = 0; i < n_layers; i++)

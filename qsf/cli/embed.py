@@ -18,8 +18,7 @@ from qsf.shell import command, typer_app
 from qsf.text.embedding import ALL_POOLINGS
 
 _MAX_LINE_BYTES = 4 << 20
-_EPILOG = """\b
-Examples:
+_EPILOG = """Examples:
   qsf embed model.qsf texts.txt > vectors.jsonl
   qsf embed model.qsf texts.txt --dimensions 256 --pooling mean --parallel 8
   echo "A cat" | qsf embed model.qsf -
@@ -31,23 +30,23 @@ main = typer_app.runner(app, "qsf embed")
 
 @app.command(epilog=_EPILOG)
 def embed_command(
-    model: Annotated[str, typer.Argument(help="A model, as for `qsf run`.", metavar="MODEL")],
+    model: Annotated[str, typer.Argument(help="a model, as for `qsf run`", metavar="MODEL")],
     file: Annotated[
-        Path, typer.Argument(help='Texts, one a line; "-" is standard input.', metavar="FILE")
+        Path, typer.Argument(help='texts, one a line; "-" is standard input', metavar="FILE")
     ],
     pooling: Annotated[
         str | None,
         typer.Option(
-            help="Hidden states that a vector is of: that of the last token, the mean, or of an "
-            "encoder's first token.",
+            help="hidden states that a vector is of: that of the last token, the mean, or of an "
+            "encoder's first token",
             metavar="|".join(ALL_POOLINGS),
             show_default="as the model was trained",
         ),
     ] = None,
     dimensions: Annotated[
-        int | None, typer.Option(help="Values of a vector.", min=1, show_default="all")
+        int | None, typer.Option(help="values of a vector", min=1, show_default="all")
     ] = None,
-    parallel: Annotated[int, typer.Option(help="Texts in a pass.", min=1, max=256)] = 4,
+    parallel: Annotated[int, typer.Option(help="texts in a pass", min=1, max=256)] = 4,
     max_seq_len: Annotated[int | None, typer_app.model_option("max_seq_len")] = None,
     ram_budget: Annotated[Any, typer_app.model_option("ram_budget")] = "auto",
     threads: Annotated[int | None, typer_app.model_option("threads")] = None,

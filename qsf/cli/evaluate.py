@@ -1,4 +1,4 @@
-"""``qsf-eval``: how well a .qsf file predicts a text, and how far it is from its original.
+"""``qsf eval``: how well a .qsf file predicts a text, and how far it is from its original.
 
 Results go to standard output, progress and errors to standard error.
 
@@ -51,9 +51,7 @@ PROGRAM = "qsf-eval"
 _MB = 2**20
 _MAX_TEXT_BYTES = 16 << 20
 
-# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
-_EPILOG = """\b
-Examples:
+_EPILOG = """Examples:
   qsf eval model.qsf --text test.txt
   qsf eval model.qsf --text test.txt --against tiny-llama
   qsf eval model.qsf --text test.txt --against other.qsf --max-tokens 20000
@@ -61,14 +59,12 @@ Examples:
   qsf eval model.qsf --text test.txt --protocol sliding --ctx 1024 --stride 512
   qsf eval model.qsf --text test.txt --json - > figures.json
 
-\b
 Protocols: which tokens are scored. Compare figures of one protocol and --ctx.
   windows    windows side by side, all tokens but the first of each (the papers')
   llama.cpp  the same windows, begun with BOS, the second half (llama-perplexity)
   sliding    windows that overlap, what is new in each (HuggingFace, --stride)
   repeated   windows that end with 64 of their own tokens, 48 of these: what was read is found again
 
-\b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
@@ -92,7 +88,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _RunCache:
-    """The evaluation of the same windows with the default KV cache of qsf-run.
+    """The evaluation of the same windows with the default KV cache of qsf run.
 
     Attributes:
         kv_type: type of the default cache.
@@ -109,47 +105,46 @@ class _RunCache:
 
 # ---- the options, in the order of --help ----
 
-_Model = Annotated[Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")]
+_Model = Annotated[Path, typer.Argument(help="a .qsf file", metavar="MODEL")]
 _Text = Annotated[
     Path,
-    typer.Option("--text", help='Text to predict, UTF-8, at most 16 MB; "-" is standard input.'),
+    typer.Option("--text", help='text to predict, UTF-8, at most 16 MB; "-" is standard input'),
 ]
 _Ctx = Annotated[
     int | None,
     typer.Option(
-        "--ctx", help="Tokens of a window.", min=2, show_default="the model's, at most 2048"
+        "--ctx", help="tokens of a window", min=2, show_default="the model's, at most 2048"
     ),
 ]
 _Stride = Annotated[
     int | None,
     typer.Option(
-        help="Tokens from one window to the next, with --protocol sliding only.",
+        help="tokens from one window to the next, with --protocol sliding only",
         min=1,
         show_default="half of --ctx",
     ),
 ]
 _Protocol = Annotated[
-    str, typer.Option(help=f"Which tokens are scored: {', '.join(PROTOCOLS)}; see below.")
+    str, typer.Option(help=f"which tokens are scored: {', '.join(PROTOCOLS)}; see below")
 ]
 _Against = Annotated[
     Path | None,
     typer.Option(
-        help="Compare with the original, a HuggingFace model directory, which is computed in "
-        "full precision, or with another .qsf file.",
-        show_default=False,
+        help="compare with the original, a HuggingFace model directory, which is computed in "
+        "full precision, or with another .qsf file",
+        metavar="MODEL",
     ),
 ]
 _MaxTokens = Annotated[
     int | None,
-    typer.Option(help="Only so many tokens of the text.", min=2, show_default="all"),
+    typer.Option(help="only so many tokens of the text", min=2, show_default="all"),
 ]
 _JsonOut = Annotated[
     str | None,
     typer.Option(
         "--json",
-        help='Write the figures as JSON; "-" prints nothing else on standard output.',
+        help='write the figures as JSON; "-" prints nothing else on standard output',
         metavar="FILE|-",
-        show_default=False,
     ),
 ]
 _KvType = Annotated[
@@ -179,7 +174,7 @@ _RamBudget = Annotated[
         "most 512 MB",
     ),
 ]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show no progress")]
 _Version = Annotated[bool, typer_app.version_option(PROGRAM)]
 
 
@@ -320,7 +315,7 @@ def _source(model: Model, ctx_tokens: int) -> Model | LogitSource:
 
 
 def _measure_run_cache(request: _Request, evaluation: Evaluation, *, is_quiet: bool) -> _RunCache:
-    """Evaluate the same windows again, with the KV cache that qsf-run has by default."""
+    """Evaluate the same windows again, with the KV cache that qsf run has by default."""
     opening = replace(request.opening, kv_type=None)
     cached, kv_type = _measure(replace(request, against=None, opening=opening), is_quiet=is_quiet)
     change = perplexity_change(cached.token_nll, evaluation.token_nll)

@@ -1,4 +1,4 @@
-"""``qsf-inspect``: says what is in a .qsf file, and checks it."""
+"""``qsf inspect``: says what is in a .qsf file, and checks it."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -53,9 +53,7 @@ from qsf.text.sampling import end_ids
 
 PROGRAM = "qsf-inspect"
 
-# Typer joins the lines of a paragraph; a line with only \b keeps them apart.
-_EPILOG = """\b
-Examples:
+_EPILOG = """Examples:
   qsf inspect model.qsf
   qsf inspect model.qsf --tensors
   qsf inspect model.qsf --json > model.json
@@ -63,7 +61,6 @@ Examples:
   qsf inspect model.qsf --quality
   qsf inspect model.qsf --report model.html
 
-\b
 Exit codes: 0 done, 1 failed, 2 wrong options, 130 interrupted, 143 terminated.
 """
 
@@ -73,22 +70,20 @@ run = typer_app.runner(app, PROGRAM)
 
 @app.command(epilog=_EPILOG)
 def inspect(
-    model: Annotated[
-        Path, typer.Argument(help="A .qsf file.", show_default=False, metavar="MODEL")
-    ],
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    model: Annotated[Path, typer.Argument(help="a .qsf file", metavar="MODEL")],
+    tensors: Annotated[bool, typer.Option("--tensors", help="list every tensor")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Check the checksum of every byte.")
+        bool, typer.Option("--verify", help="check the checksum of every byte")
     ] = False,
     quality: Annotated[
-        bool, typer.Option("--quality", help="Show how well each tensor matches its source.")
+        bool, typer.Option("--quality", help="show how well each tensor matches its source")
     ] = False,
     report: Annotated[
         Path | None,
-        typer.Option(help="Write the quality report as a web page.", metavar="FILE.html"),
+        typer.Option(help="write the quality report as a web page", metavar="FILE.html"),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.html if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace FILE.html if it exists")] = False,
     version: Annotated[bool, typer_app.version_option(PROGRAM)] = False,
 ) -> None:
     """Show what is in a .qsf file: model, sections, layers, tensors, sizes."""

@@ -43,12 +43,12 @@ show_main = typer_app.runner(show_app, "qsf show")
 @show_app.command()
 def show_model(
     model: Annotated[
-        str, typer.Argument(help="A .qsf file, or a name as `qsf list` has it.", metavar="MODEL")
+        str, typer.Argument(help="a .qsf file, or a name as `qsf list` has it", metavar="MODEL")
     ],
     is_verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show sections, layers and sizes, too.")
+        bool, typer.Option("--verbose", "-v", help="show sections, layers and sizes, too")
     ] = False,
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="print JSON for programs")] = False,
 ) -> None:
     """Show what a model is: its type, size, context, licence and defaults.
 
@@ -119,19 +119,18 @@ def pull_model(
     model: Annotated[
         str,
         typer.Argument(
-            help="A short name (`qsf list --available`), org/name on the hub, a HuggingFace folder "
-            "or a GGUF file; with :TYPE another type than 4bit.",
+            help="a short name (`qsf list --available`), org/name on the hub, a HuggingFace folder "
+            "or a GGUF file; with :TYPE another type than 4bit",
             metavar="MODEL",
-            show_default=False,
         ),
     ],
-    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress.")] = False,
+    is_quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print no progress")] = False,
     has_no_copy: Annotated[
         bool,
         typer.Option(
             "--no-copy",
-            help="Convert while it comes, and keep no copy of the original. That is done too where "
-            "the disk has no room for one.",
+            help="convert while it comes, and keep no copy of the original. That is done too where "
+            "the disk has no room for one",
         ),
     ] = False,
 ) -> int:
@@ -150,9 +149,9 @@ def pull_model(
 
 @list_app.command()
 def list_models(
-    is_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="print one JSON list")] = False,
     is_available: Annotated[
-        bool, typer.Option("--available", help="List models to begin with, by their short names.")
+        bool, typer.Option("--available", help="list models to begin with, by their short names")
     ] = False,
 ) -> None:
     """List the models that `qsf run` and `qsf chat` have converted, the one used last first."""
@@ -252,7 +251,7 @@ def _ago(seconds: float) -> str:
 def remove_models(
     names: Annotated[
         list[str],
-        typer.Argument(help="Names as `qsf list` has them, also with :TYPE.", metavar="MODEL"),
+        typer.Argument(help="names as `qsf list` has them, also with :TYPE", metavar="MODEL"),
     ],
 ) -> None:
     """Remove converted models, and what an interrupted download left.

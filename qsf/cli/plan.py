@@ -45,11 +45,11 @@ main = typer_app.runner(app, "qsf plan")
 
 @app.command()
 def plan_command(
-    model: Annotated[str, typer.Argument(help="A model, as for `qsf run`.", metavar="MODEL")],
+    model: Annotated[str, typer.Argument(help="a model, as for `qsf run`", metavar="MODEL")],
     threads: Annotated[
-        int | None, typer.Option(help="Threads.", min=1, max=256, show_default="one per core")
+        int | None, typer.Option(help="threads", min=1, max=256, show_default="one per core")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="print the table only")] = False,
 ) -> None:
     """Say how fast a model can be on this machine in 200 MB, 1 GB, 4 GB and with `auto`."""
     from qsf.find.prepare import find_model

@@ -36,7 +36,7 @@ stop_main = typer_app.runner(stop_app, "qsf stop")
 
 @list_app.command()
 def list_command(
-    is_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    is_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List the servers that run, and when their models leave memory."""
     servers = running_servers()
@@ -63,10 +63,9 @@ def stop_command(
     server: Annotated[
         str | None,
         typer.Argument(
-            help="Its model's name, address or process; may be left out where one runs. With the "
-            "name of one of its several models, only that model leaves memory.",
+            help="its model's name, address or process; may be left out where one runs. With the "
+            "name of one of its several models, only that model leaves memory",
             metavar="SERVER",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

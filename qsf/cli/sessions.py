@@ -19,8 +19,8 @@ _MAX_SHOWN = 60  # characters of a message in a list
 app = typer_app.create_app()
 main = typer_app.runner(app, "qsf sessions")
 
-_Files = Annotated[list[Path], typer.Argument(help="Session files.", show_default=False)]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_Files = Annotated[list[Path], typer.Argument(help="session files")]
+_Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 @app.callback()
@@ -30,9 +30,10 @@ def about() -> None:
 
 @app.command("list")
 def list_sessions(
-    folder: Annotated[Path, typer.Argument(help="Where they are.")] = Path(),
+    folder: Annotated[Path, typer.Argument(help="where they are")] = Path(),
     is_json: _Json = False,
 ) -> None:
+    """List the session files of a folder."""
     try:
         paths = [path for path in folder.iterdir() if is_session_file(path)]
         paths.sort(key=lambda path: -path.stat().st_mtime)
@@ -58,7 +59,7 @@ def list_sessions(
 
 @app.command()
 def show(files: _Files, is_json: _Json = False) -> None:
-    """Say what is in session files, check every byte, and print the conversation."""
+    """Say what is in session files, check them, and print the conversation."""
     shown = []
     for path in files:
         with SessionFile(path) as file:
@@ -79,6 +80,7 @@ def show(files: _Files, is_json: _Json = False) -> None:
 
 @app.command()
 def rm(files: _Files) -> None:
+    """Remove session files."""
     for path in files:
         if not is_session_file(path):
             reason = "is no session file" if path.exists() else "there is no such file"

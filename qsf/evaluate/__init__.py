@@ -1,2 +1,2 @@
-"""qsf-eval: how well a model predicts a text."""
+"""qsf eval: how well a model predicts a text."""
 # SPDX-License-Identifier: Apache-2.0

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from qsf.file.reader import Reader
 
 
-# META is untrusted JSON of up to 16 MB; qsf-convert writes the family first.
+# META is untrusted JSON of up to 16 MB; qsf convert writes the family first.
 _HEAD_BYTES = 4096
 _FIELD = rb'\A\{"source": \{[^{}]*"%s": "([A-Za-z0-9_.-]{1,64})"'
 _ENDING = re.compile(r"(For[A-Z]\w*|LMHeadModel|Model)\Z")

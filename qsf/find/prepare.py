@@ -120,7 +120,7 @@ def elsewhere(repo: str) -> str:
 _CHILD = "import sys; sys.argv[0] = 'qsf'; sys.path = [p for p in sys.path if p]; "
 _PROGRAMS = {
     "pull": "from qsf.shell.entry import start; main = lambda: start('pull')",
-    "convert": "from qsf.shell.entry import convert as main",
+    "convert": "from qsf.shell.entry import convert as main; sys.argv[0] = 'qsf convert'",
     "download": "from qsf.find.download import main",
 }
 

@@ -147,7 +147,7 @@ def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
 def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:
     """Return how much memory is needed, what is too small, and which options would make it fit.
 
-    With ``is_command`` arguments are named as the options of ``qsf-run``.
+    With ``is_command`` arguments are named as the options of ``qsf run``.
     """
 
     def name(argument: str) -> str:

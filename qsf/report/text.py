@@ -1,4 +1,4 @@
-"""The quality report: short after a conversion, whole for ``qsf-inspect``, and as an HTML page.
+"""The quality report: short after a conversion, whole for ``qsf inspect``, and as an HTML page.
 
 The page needs nothing else: no script, no font, no network. It depends on the file alone, so
 ``qsf convert --report`` and ``qsf inspect --report`` write the same. Names come from an untrusted
@@ -30,7 +30,7 @@ from qsf.report.record import (
 )
 from qsf.shell.output import write_text
 
-_MB = 2**20  # as qsf-run and system monitors count
+_MB = 2**20  # as qsf run and system monitors count
 _MAX_TYPES = 5  # lines of the short table
 _MAX_ACTIONS = 5
 _N_WORST = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -54,6 +55,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **values: Any) -> None:
         super().__init__(**values)
+        self._positionals.title, self._optionals.title = "Arguments", "Options"
         self.flags: list[str] = []
 
     def error(self, message: str) -> NoReturn:
@@ -67,8 +69,12 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         """Print the help. Raises OSError, which argparse ignores, if it cannot be written."""
         stream = file or sys.stdout
-        stream.write(self.format_help().replace("usage: ", "Usage: ", 1))
+        stream.write(self.format_help())
         stream.flush()
+
+    def format_help(self) -> str:
+        """Return the help, as all commands begin it."""
+        return super().format_help().replace("usage: ", "Usage: ", 1)
 
     def _suggestion(self, word: str) -> str:
         from difflib import get_close_matches
@@ -84,19 +90,30 @@ class Parser(argparse.ArgumentParser):
 _LEAST_ALIKE = 0.7  # a wrong hint is worse than none
 
 
-def model_parser(
-    prog: str, model_help: str, description: str, epilog: str, *, takes_several: bool = False
-) -> Parser:
-    """Return a parser of a command with options and MODEL; ``model_help`` says its other names."""
-    parser = Parser(
+def columns_of_help() -> int:
+    """Return the width that argparse gives to a help."""
+    return shutil.get_terminal_size().columns - 2
+
+
+def plain_parser(prog: str, usage: str, description: str, epilog: str) -> Parser:
+    """Return a parser without arguments, whose texts stay as they are in its help."""
+    return Parser(
         prog=prog,
-        usage=f"{prog} [OPTIONS] MODEL{' ...' * takes_several}     ({model_help})",
+        usage=usage,
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         add_help=False,
     )
+
+
+def model_parser(
+    prog: str, model_help: str, description: str, epilog: str, *, takes_several: bool = False
+) -> Parser:
+    """Return a parser of a command with options and MODEL; ``model_help`` says its other names."""
+    usage = f"{prog} [OPTIONS] MODEL{' ...' * takes_several}     ({model_help})"
+    parser = plain_parser(prog, usage, description, epilog)
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -119,7 +136,7 @@ class Group:
     def __init__(self, parser: Parser, title: str, *, shows_all: bool) -> None:
         """Add the group to the parser; ``shows_all``: the whole help, not the short one."""
         self._parser = parser
-        self._group = parser.add_argument_group(title)
+        self._group = parser.add_argument_group(title.capitalize())
         self._shows_all = shows_all
 
     def add(self, *names: str, help: str, is_main: bool = False, **values: Any) -> None:

@@ -34,7 +34,7 @@ def _leave_on_signals() -> None:
 def _one_blas_thread() -> None:
     """Let matrix products run on one thread each, unless the user decides otherwise.
 
-    The converter and qsf-eval work on several windows of text at once. BLAS threads on top of these
+    The converter and qsf eval work on several windows of text at once. BLAS threads on top of these
     wait in busy loops: ten times slower on a busy machine. With one thread, sums also have the same
     order on every machine. numpy reads this setting when it is imported.
     """

@@ -63,7 +63,7 @@ class _Bar:
             self._open(text)
 
     def _open(self, text: str) -> None:
-        # Imported late: rich takes 6 MB, which would count in the budget of qsf-eval.
+        # Imported late: rich takes 6 MB, which would count in the budget of qsf eval.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 

@@ -1,4 +1,4 @@
-"""Keeps the parts of a model's text sections that ``qsf-run`` can use, and warns about the others.
+"""Keeps the parts of a model's text sections that ``qsf run`` can use, and warns about the others.
 
 A value that nobody can use would make the converted file fail in every run. The code that uses a
 value also checks it here; the converter has no rules of its own. What a chat template says is

@@ -274,7 +274,8 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
     unk = model.get("unk_token")
     if unk is not None and unk not in ids:
         raise refuse("an unk_token that is not in the vocabulary:", unk)
-    merges, rows = model["merges"], []
+    merges = model["merges"]
+    rows: list[int] = []
     try:
         for merge in merges:
             left, right = merge.split(" ") if isinstance(merge, str) else merge

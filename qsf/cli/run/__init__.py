@@ -1,2 +1,2 @@
-"""qsf-run: text from a model."""
+"""qsf run: text from a model."""
 # SPDX-License-Identifier: Apache-2.0

@@ -1,4 +1,4 @@
-"""The options of ``qsf-run`` and of ``qsf chat``, which is the same with ``--interactive``.
+"""The options of ``qsf run`` and of ``qsf chat``, which is the same with ``--interactive``.
 
 The user's defaults are in ``~/.config/qsf/config.toml``, a line for each option of ``qsf run``.
 """

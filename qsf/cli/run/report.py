@@ -1,4 +1,4 @@
-"""What ``qsf-run`` says about a model: facts, memory map, statistics, timeline.
+"""What ``qsf run`` says about a model: facts, memory map, statistics, timeline.
 
 Functions from records to lines of text; nothing here prints.
 """

@@ -23,6 +23,8 @@ from qsf_converter import convert
 
 # ---- verbs ----
 
+GROUPED = ("run", "chat", "serve", "completion")  # their options stand in groups
+
 
 def test_a_newcomer_is_told_what_to_do_next(qsf: Run) -> None:
     done = qsf()
@@ -31,6 +33,11 @@ def test_a_newcomer_is_told_what_to_do_next(qsf: Run) -> None:
     help_text = qsf("--help").stdout
     for verb in VERBS:
         assert f"  {verb} " in help_text
+        shown = qsf(verb, "--help").stdout
+        assert shown.startswith(f"Usage: qsf {verb} "), shown
+        options = shown.partition("\n\nOptions:\n")[2] if verb not in GROUPED else shown
+        assert "  -h, --help " in options or verb == "completion"
+        assert not any(word in shown for word in ("[default", "[required", "<str>", "arguments:"))
     assert qsf("--version").stdout.startswith("qsf ")
 
 

@@ -531,5 +531,5 @@ def test_less_quality_than_can_be_had(run: Run, measured: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     plan = run(measured, "--plan", "--quality", 0.2)
     assert (plan.returncode, plan.stdout.count(said)) == (0, 1)
-    said = "(all are 1); qsf-convert --calibration makes a file that has them"
+    said = "(all are 1); qsf convert --calibration makes a file that has them"
     check_refused(run(measured.with_name("plain.qsf"), "-p", "x", "--quality", "0.5"), 1, said)

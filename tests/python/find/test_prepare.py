@@ -186,7 +186,7 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     (source / "config.json").write_text('{"architectures": ["OddForCausalLM"]}', "utf-8")
     failed = qsf("run", source, "-p", "x", "-q")
     assert (failed.returncode, failed.stdout, failed.stderr.count("\n")) == (1, "", 1)
-    assert failed.stderr.startswith("qsf-convert: error: ")
+    assert failed.stderr.startswith("qsf convert: error: ")
     assert store.all_kept() == [kept]
     removed = qsf("rm", source)
     assert removed.stdout.startswith(f"removed {source}:4bit")
