@@ -59,34 +59,35 @@ def plan_command(
         header, kinds, size = reader.header, reader.layer_kinds, size_of(reader)
     requests = [{"ram_budget": budget, "threads": threads} for _, budget in _BUDGETS]
     plans = [
-        (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(path, *requests), strict=True)
+        (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(model, *requests), strict=True)
     ]
     gb_per_s = _measure(path, plans, is_quiet=quiet)
     for line in table_lines(path.name, header, kinds, size, gb_per_s, plans):
         print(line)
 
 
-# Runs in a process with the imports of `qsf run`, because a plan counts its own process.
+# Runs in a process that does what `qsf run` does, because a plan counts its own process.
 _PLAN = """
 import json, sys
 from dataclasses import asdict
-import qsf.cli.run.main
+from qsf.cli.run.main import path_of
 from qsf.model import Model
-path, *requests = json.loads(sys.argv[1])
+model, *requests = json.loads(sys.argv[1])
+path = path_of(model, is_quiet=True, is_yes=False)
 print(json.dumps([asdict(Model.plan(path, **options)) for options in requests]))
 """
 
 
-def plans_of(path: Path, *requests: Mapping[str, Any]) -> list[MemoryPlan]:
+def plans_of(model: str | Path, *requests: Mapping[str, Any]) -> list[MemoryPlan]:
     """Return the plan of ``qsf run`` for each request: the options of ``Model``."""
     from qsf.native.binding import MemoryPlan
 
-    request = json.dumps([str(path.resolve()), *requests])
+    request = json.dumps([str(model), *requests])
     done = subprocess.run(
         [sys.executable, "-c", _PLAN, request], stdout=subprocess.PIPE, check=False
     )
     if done.returncode != 0:
-        raise QsfError(f"{path}: the process that plans ended with {done.returncode}")
+        raise QsfError(f"{model}: the process that plans ended with {done.returncode}")
     return [MemoryPlan(**facts) for facts in read_json(done.stdout)]
 
 

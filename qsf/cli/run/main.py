@@ -49,7 +49,9 @@ def main(arguments: list[str] | None = None) -> int:
                 print(command.version_line("qsf-run"), flush=True)
                 return 0
             request = parse(words)
-            request = replace(request, path=_path_of(request))
+            request = replace(
+                request, path=path_of(request.model, is_quiet=request.quiet, is_yes=request.yes)
+            )
             return _run(request)
     except StoppedError as stopped:
         if request is not None and not request.quiet:
@@ -61,12 +63,13 @@ def main(arguments: list[str] | None = None) -> int:
         return command.fail("qsf-run", error, request.path)
 
 
-def _path_of(request: Request) -> Path:
-    if is_qsf_file(request.path):
-        return request.path
+def path_of(model: str, *, is_quiet: bool, is_yes: bool) -> Path:
+    """Return the .qsf file of a model. What finding it by name imports counts in the budget."""
+    if is_qsf_file(Path(model)):
+        return Path(model)
     from qsf.find.prepare import find_model
 
-    return find_model(request.model, is_quiet=request.quiet, is_yes=request.yes)
+    return find_model(model, is_quiet=is_quiet, is_yes=is_yes)
 
 
 def _run(request: Request) -> int:

@@ -25,6 +25,7 @@ from make.commands import Run
 from make.encoders import with_tokenizer
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
+from qsf.cli.plan import plans_of
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file import ranged
 from qsf.file.family import our_type
@@ -179,6 +180,8 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     os.utime(source / "config.json", (1, 1))
     assert find_model(str(source), is_quiet=True) == path
     assert path.stat().st_mtime_ns != before
+    by_name, by_path = (plans_of(model, {"ram_budget": 100})[0] for model in (str(source), path))
+    assert by_name.process_bytes > by_path.process_bytes + (1 << 20)  # a plan counts the search
     (kept,) = store.all_kept()
     assert (kept.name, kept.quant_type) == (str(source), "4bit")
     listed = json.loads(qsf("list", "--json").stdout)
