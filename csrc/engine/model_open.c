@@ -102,7 +102,7 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
                             faults != NULL ? faults->reads_until_fault : -1));
     QSF_TRY(choose_layers(m, may_have_mtp));
     void *memory;
-    m->layers_bytes = m->reader.n_pass_layers * sizeof *m->layers;
+    m->layers_bytes = m->reader.n_visits * sizeof *m->layers;
     QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &memory));
     m->layers = memory;
     m->is_resident_bytes = m->reader.n_stream_units * sizeof *m->is_resident;

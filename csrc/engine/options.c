@@ -148,6 +148,9 @@ qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped
     const uint32_t n_layers = qsf_reader_trunk_layers(r);
     if (quality >= 1.0)
         return QSF_OK;
+    QSF_FAIL_IF(r->arch.block_layers != 0, ARG,
+                "quality %g: no layer can be skipped: its residual blocks need all %u layers",
+                quality, n_layers);
     QSF_FAIL_IF(n_layers <= 2 * N_KEPT_AT_AN_END, ARG,
                 "quality %g: no layer can be skipped: the first two and the last two always run, "
                 "and this model has %u layers",

@@ -36,6 +36,10 @@ static const qsf_key arch_keys[] = {
     U32(13, "width of own embeddings", own_width, 0, QSF_MAX_OWN_WIDTH),
     U32(14, "encoder", is_encoder, 0, 1),
     U32(15, "hidden dimension of the model that is guessed for", target_dim, 0, QSF_MAX_DIM),
+    U32(16, "layers of a residual block", block_layers, 1, QSF_MAX_LAYERS),
+    U32(17, "first looped layer", loop_begin, 1, QSF_MAX_LAYERS),
+    U32(18, "end of the looped layers", loop_end, 1, QSF_MAX_LAYERS),
+    U32(19, "passes over the looped layers", loop_passes, 1, QSF_MAX_PASSES),
     U32(0x8010, "bits of keys", kv_key_bits, 2, 32),
     U32(0x8011, "bits of values", kv_value_bits, 2, 32),
     U32(0x8012, "bits of activations", act_bits, 8, 16),
@@ -67,6 +71,7 @@ qsf_status qsf_arch_parse(unsigned char *bytes, size_t n_bytes, const qsf_header
         .rope_dims = ABSENT,
         .embedding_factor = 1.0F,
         .act_bits = 8,
+        .loop_passes = 1,
     };
     QSF_TRY(qsf_keyvalues_parse("ARCH", bytes, n_bytes, arch_keys,
                                 sizeof arch_keys / sizeof arch_keys[0], out));

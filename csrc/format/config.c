@@ -37,6 +37,14 @@ typedef enum extent {
     OF_EXPERTS,
     OF_PLE,
     OF_JOINED,
+    OF_QUERIED, /* of the relative mixer; likewise the next seven */
+    OF_MESSAGES,
+    OF_LOOPED,
+    OF_RELATIVE,
+    OF_PROFILES,
+    OF_KV_CONV,
+    OF_DIM_CONV,
+    OF_TAPS,
     N_EXTENTS
 } extent;
 
@@ -69,6 +77,9 @@ typedef enum layer_group {
     IN_ANY_FFN,
     IN_PLE, /* with an embedding of the layer */
     IN_MTP, /* the MTP head */
+    IN_RELATIVE,
+    IN_OWN_INPUTS, /* relative, of queries, keys and values */
+    IN_LOOPED,
     IN_FFN, /* this and the next two: of the dense FFN, or of an expert's */
     IN_OUT, /* also of the routed part alone */
     IN_GATED,
@@ -103,6 +114,7 @@ static const layer_row layer_rows[] = {QSF_LAYER_TABLE(VECTOR, MATRIX, OUTLIERS)
 static presence presence_in(const qsf_layer_kind *k, bool has_own, const layer_row *row)
 {
     const bool is_delta = k->mixer == QSF_MIXER_DELTA;
+    const bool is_relative = k->mixer == QSF_MIXER_RELATIVE;
     const bool has_q = k->mixer != QSF_MIXER_SSD && k->mixer != QSF_MIXER_NONE;
     const bool is_latent = k->latent_rank != 0;
     const bool has_keys = has_q && k->kv_source == 0;
@@ -115,7 +127,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, const layer_r
         [IN_ENCODERS] = k->is_encoder != 0,
         [IN_MIXED] = k->mixer != QSF_MIXER_NONE,
         [IN_Q] = has_q,
-        [IN_ATTENTION] = qsf_has_attention(k),
+        [IN_ATTENTION] = qsf_has_attention(k) && !is_relative,
         [IN_Q_NORMED] = has_norm || k->query_rank != 0,
         [IN_K_NORMED] = (has_norm && has_keys) || is_latent,
         [IN_LATENT] = is_latent,
@@ -127,17 +139,20 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, const layer_r
         [IN_GATE_RANK] = k->gate_rank != 0,
         [IN_KEYS] = has_keys,
         [IN_VALUES] = has_values,
-        [IN_BIASED] = has_q && !is_delta,
-        [IN_BIASED_KEYS] = has_keys && !is_delta,
-        [IN_BIASED_VALUES] = has_values && !is_delta,
+        [IN_BIASED] = has_q && !is_delta && !is_relative,
+        [IN_BIASED_KEYS] = has_keys && !is_delta && !is_relative,
+        [IN_BIASED_VALUES] = has_values && !is_delta && !is_relative,
         [IN_SSD] = qsf_has_ssd(k),
         [IN_ROUTED] = is_routed,
         [IN_SHARED] = is_routed && has_ffn,
-        [IN_APART] = is_routed && !k->is_parallel,
+        [IN_APART] = is_routed && !k->is_parallel && !is_relative,
         [IN_SHARED_APART] = is_routed && has_ffn && !k->is_parallel,
         [IN_ANY_FFN] = is_routed || has_ffn,
         [IN_PLE] = has_own,
         [IN_MTP] = k->is_mtp != 0,
+        [IN_RELATIVE] = is_relative,
+        [IN_OWN_INPUTS] = k->has_own_inputs != 0,
+        [IN_LOOPED] = k->message_rank != 0,
         [IN_FFN] = has_ffn,
         [IN_OUT] = is_routed || has_ffn,
         [IN_GATED] = k->ffn == QSF_FFN_GATED,
@@ -303,6 +318,14 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         [OF_EXPERTS] = k->n_experts,
         [OF_PLE] = r->arch.own_width,
         [OF_JOINED] = 2 * r->header.dim,
+        [OF_QUERIED] = (k->has_own_inputs != 0 ? 3 : 1) * r->header.dim,
+        [OF_MESSAGES] = 4 * r->header.dim,
+        [OF_LOOPED] = k->message_rank,
+        [OF_RELATIVE] = k->n_heads * k->relative_dim,
+        [OF_PROFILES] = k->relative_dim * k->relative_extent,
+        [OF_KV_CONV] = k->n_taps * dims.k,
+        [OF_DIM_CONV] = k->n_taps * r->header.dim,
+        [OF_TAPS] = k->n_kv_heads * k->n_taps,
     };
     tensor_rule rules[N_LAYER_ROWS];
     const qsf_tensor *tensors[N_LAYER_ROWS];
@@ -319,6 +342,20 @@ static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
         const bool is_outliers = layer_rows[i].layout == QSF_LAYOUT_OUTLIERS;
         (is_outliers ? l->outliers : l->tensors)[layer_rows[i].tensor] = tensors[i];
     }
+    return QSF_OK;
+}
+
+/* Matches the layer of a visit, which has keys, values and states of its own. */
+static qsf_status match_visit(const qsf_reader *r, uint32_t visit, qsf_layer *l)
+{
+    const qsf_arch *const a = &r->arch;
+    const uint32_t idx = qsf_reader_visited(r, visit);
+    QSF_TRY(match_layer(r, idx, l));
+    l->pass_idx = idx;
+    if (qsf_reader_visits(r, qsf_reader_layer(r, idx)) > 1)
+        l->loop = (visit - a->loop_begin) / (a->loop_end - a->loop_begin);
+    if (a->block_layers != 0)
+        l->kv_layer = visit;
     return QSF_OK;
 }
 
@@ -376,6 +413,9 @@ static qsf_status check_norms(const qsf_layer *l)
                               (l->kind->ffn == QSF_FFN_NONE && l->kind->n_experts == 0);
     QSF_FAIL_IF(!has_attn_norm || !has_ffn_norm, FORMAT, "unit %u has no %s", l->unit_idx,
                 has_attn_norm ? "ffn_norm" : "attn_norm");
+    QSF_FAIL_IF(l->kind->mixer == QSF_MIXER_RELATIVE &&
+                    (is_post || l->tensors[QSF_LAYER_POST_FFN_NORM] != NULL),
+                FORMAT, "unit %u has mixer 6 with a norm behind attention or FFN", l->unit_idx);
     QSF_FAIL_IF(l->tensors[QSF_LAYER_SECOND_SHIFT] != NULL &&
                     l->tensors[QSF_LAYER_INPUT_SHIFT] == NULL,
                 FORMAT, "unit %u has second_shift but not input_shift", l->unit_idx);
@@ -423,6 +463,27 @@ static void add_latent(qsf_config *c, const qsf_layer_kind *k)
     raise_to(&c->qk_norm_cols, k->query_rank > k->latent_rank ? k->query_rank : k->latent_rank);
 }
 
+/* Adds the buffers of the relative mixer. */
+static void add_relative(qsf_config *c, const qsf_layer_kind *k)
+{
+    const uint32_t kv_dim = qsf_kv_dim(k);
+    const uint32_t n_channels = kv_dim > c->dim ? kv_dim : c->dim;
+    raise_to(&c->n_relative, k->n_heads * k->relative_dim);
+    raise_to(&c->qk_norm_cols, k->n_heads * k->relative_dim);
+    raise_to(&c->n_profiles, k->relative_dim * k->relative_extent);
+    raise_to(&c->conv_cols, k->n_taps * (2 * kv_dim > c->dim ? 2 * kv_dim : c->dim));
+    raise_to(&c->conv_channels, n_channels);
+    raise_to(&c->n_steps, 2 * k->n_kv_heads * k->n_taps); /* of keys and values */
+    raise_to(&c->q_dim, kv_dim);                          /* convolved keys and values */
+    raise_to(&c->gate_dim, k->message_rank);
+    if (k->message_rank != 0) {
+        raise_to(&c->q_dim, c->dim); /* messages, and their two gates */
+        raise_to(&c->ffn_dim, 2 * (uint32_t)qsf_stride(c->dim));
+    }
+    raise_to(&c->ones, c->dim);
+    c->keeps_input = true;
+}
+
 /* Raises the config's maxima over all layers to those of a layer. */
 static void add_layer(qsf_config *c, const qsf_layer *l)
 {
@@ -436,6 +497,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         raise_to(&c->kv_dim, dims.k);
     if (k->latent_rank != 0)
         add_latent(c, k);
+    if (k->mixer == QSF_MIXER_RELATIVE)
+        add_relative(c, k);
     if (l->tensors[QSF_LAYER_MIX_GATE] != NULL)
         raise_to(&c->gate_dim, dims.out);
     raise_to(&c->gate_dim, dims.values);
@@ -479,7 +542,9 @@ static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
     const tensor_rule embedding[] = {
         {QSF_TENSOR_EMBEDDING, "embedding", QSF_LAYOUT_TILES, ALWAYS, c->n_vocab, c->dim},
     };
+    const presence query = c->block_layers != 0 ? ALWAYS : NEVER;
     const tensor_rule final[] = {
+        {QSF_TENSOR_FINAL_QUERY, "final_query", QSF_LAYOUT_VECTOR, query, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM, "final_norm", QSF_LAYOUT_VECTOR, ALWAYS, 1, c->dim},
         {QSF_TENSOR_FINAL_NORM_BIAS, "final_norm_bias", QSF_LAYOUT_VECTOR, OPTIONAL, 1, c->dim},
         {QSF_TENSOR_DENSE, "dense", QSF_LAYOUT_TILES, dense, vector_dim, c->dim},
@@ -491,17 +556,18 @@ static qsf_status match_ends(qsf_config *c, const qsf_reader *r, qsf_ends *ends)
     const qsf_tensor *tensors[sizeof final / sizeof final[0]];
     QSF_TRY(match_unit(r, r->embedding_unit, embedding, 1, &ends->embedding));
     QSF_TRY(match_unit(r, r->final_unit, final, sizeof final / sizeof final[0], tensors));
-    ends->final_norm = tensors[0];
-    ends->final_norm_bias = tensors[1];
-    ends->dense = tensors[2];
+    ends->final_query = tensors[0];
+    ends->final_norm = tensors[1];
+    ends->final_norm_bias = tensors[2];
+    ends->dense = tensors[3];
     c->vector_dim = vector_dim;
     raise_to(&c->ffn_dim, ends->dense == NULL ? 0 : vector_dim);
     raise_to(&c->ffn_dim, 2 * c->target_dim);
     c->has_gate |= c->target_dim != 0;
-    ends->join = tensors[3];
-    ends->head_bias = tensors[4];
-    ends->head = tensors[5];
-    ends->head_rest = tensors[6];
+    ends->join = tensors[4];
+    ends->head_bias = tensors[5];
+    ends->head = tensors[6];
+    ends->head_rest = tensors[7];
     QSF_FAIL_IF(c->target_dim != 0 && vector_dim != c->target_dim, FORMAT,
                 "unit %u: dense has %u rows, expected %u", r->final_unit, vector_dim,
                 c->target_dim);
@@ -558,9 +624,9 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     const qsf_header *const h = &r->header;
     QSF_TRY(check_positions(r));
     *c = (qsf_config){
-        .n_layers = r->n_pass_layers,
-        .n_trunk_layers = r->n_pass_layers - (r->has_mtp ? 1 : 0),
-        .n_storing_layers = r->n_storing_layers,
+        .n_layers = r->n_visits,
+        .n_trunk_layers = r->n_visits - (r->has_mtp ? 1 : 0),
+        .n_storing_layers = r->n_storing_layers + (r->n_visits - r->n_pass_layers),
         .layers = layers,
         .dim = h->dim,
         .n_vocab = h->n_vocab,
@@ -577,10 +643,16 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
         .ple_width = r->arch.own_width,
         .ple_cols = r->own_table_unit != 0 ? h->n_layers * r->arch.own_width : 0,
         .has_fine_acts = r->arch.act_bits == 16,
+        .block_layers = r->arch.block_layers,
+        .loop_begin = r->arch.loop_begin,
     };
+    if (c->block_layers != 0) {
+        c->n_blocks = (uint32_t)qsf_ceil_div(h->n_layers, c->block_layers);
+        c->n_loop_blocks = (r->arch.loop_end - r->arch.loop_begin) / c->block_layers;
+    }
     count_ropes(c, r);
     for (uint32_t i = 0; i < c->n_layers; i++) {
-        QSF_TRY(match_layer(r, i, &layers[i]));
+        QSF_TRY(match_visit(r, i, &layers[i]));
         QSF_TRY(match_experts(r, &layers[i]));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));

@@ -25,8 +25,17 @@
     VECTOR(SECOND_SHIFT, SECOND_SHIFT, "second_shift", IN_ENCODERS, OPTIONAL, OF_DIM)              \
     VECTOR(INPUT_NORM, INPUT_NORM, "input_norm", IN_ALL, OPTIONAL, OF_DIM)                         \
     VECTOR(INPUT_NORM_BIAS, INPUT_NORM_BIAS, "input_norm_bias", IN_ALL, OPTIONAL, OF_DIM)          \
+    VECTOR(BLOCK_QUERIES, BLOCK_QUERIES, "block_queries", IN_RELATIVE, OPTIONAL, OF_QUERIED)       \
+    VECTOR(MESSAGE_QUERIES, MESSAGE_QUERIES, "message_queries", IN_LOOPED, ALWAYS, OF_MESSAGES)    \
     VECTOR(ATTN_NORM, ATTN_NORM, "attn_norm", IN_MIXED, OPTIONAL, OF_DIM)                          \
     VECTOR(ATTN_NORM_BIAS, ATTN_NORM_BIAS, "attn_norm_bias", IN_MIXED, OPTIONAL, OF_DIM)           \
+    VECTOR(K_INPUT_NORM, K_INPUT_NORM, "k_input_norm", IN_OWN_INPUTS, ALWAYS, OF_DIM)              \
+    VECTOR(V_INPUT_NORM, V_INPUT_NORM, "v_input_norm", IN_OWN_INPUTS, ALWAYS, OF_DIM)              \
+    VECTOR(Q_SCALE, Q_SCALE, "q_scale", IN_RELATIVE, ALWAYS, OF_Q)                                 \
+    VECTOR(RELATIVE_SCALE, RELATIVE_SCALE, "relative_scale", IN_RELATIVE, ALWAYS, OF_RELATIVE)     \
+    VECTOR(PROFILES, PROFILES, "profiles", IN_RELATIVE, ALWAYS, OF_PROFILES)                       \
+    VECTOR(K_CONV, K_CONV, "k_conv", IN_RELATIVE, ALWAYS, OF_KV_CONV)                              \
+    VECTOR(V_CONV, V_CONV, "v_conv", IN_RELATIVE, ALWAYS, OF_KV_CONV)                              \
     VECTOR(Q_BIAS, Q_BIAS, "q_bias", IN_BIASED, OPTIONAL, OF_Q)                                    \
     VECTOR(K_BIAS, K_BIAS, "k_bias", IN_BIASED_KEYS, OPTIONAL, OF_K)                               \
     VECTOR(V_BIAS, V_BIAS, "v_bias", IN_BIASED_VALUES, OPTIONAL, OF_V)                             \
@@ -36,16 +45,29 @@
     VECTOR(DECAY_RATE, DECAY_RATE, "decay_rate", IN_DELTA, ALWAYS, OF_DECAYS)                      \
     VECTOR(DECAY_BIAS, DECAY_BIAS, "decay_bias", IN_DELTA, ALWAYS, OF_DECAYS)                      \
     VECTOR(MIX_NORM, MIX_NORM, "mix_norm", IN_DELTA, ALWAYS, OF_VALUE)                             \
+    MATRIX(Q_GATE_DOWN, Q_GATE_DOWN, "q_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)       \
+    MATRIX(Q_FORGET, Q_FORGET, "q_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                   \
+    MATRIX(Q_GAIN, Q_GAIN, "q_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                         \
+    MATRIX(K_GATE_DOWN, K_GATE_DOWN, "k_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)       \
+    MATRIX(K_FORGET, K_FORGET, "k_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                   \
+    MATRIX(K_GAIN, K_GAIN, "k_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                         \
+    MATRIX(V_GATE_DOWN, V_GATE_DOWN, "v_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)       \
+    MATRIX(V_FORGET, V_FORGET, "v_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                   \
+    MATRIX(V_GAIN, V_GAIN, "v_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                         \
     OUTLIERS(Q_OUTLIERS, Q, "q_outliers", IN_Q, OPTIONAL, OF_Q, OF_DIM)                            \
     OUTLIERS(K_OUTLIERS, K, "k_outliers", IN_KEYS, OPTIONAL, OF_K, OF_DIM)                         \
     OUTLIERS(V_OUTLIERS, V, "v_outliers", IN_VALUES, OPTIONAL, OF_V, OF_DIM)                       \
     MATRIX(Q, Q, "q", IN_Q, ALWAYS, OF_Q, OF_DIM)                                                  \
     MATRIX(K, K, "k", IN_KEYS, ALWAYS, OF_K, OF_DIM)                                               \
     MATRIX(V, V, "v", IN_VALUES, ALWAYS, OF_V, OF_DIM)                                             \
+    MATRIX(K_TAPS, K_TAPS, "k_taps", IN_OWN_INPUTS, ALWAYS, OF_TAPS, OF_DIM)                       \
+    MATRIX(V_TAPS, V_TAPS, "v_taps", IN_OWN_INPUTS, ALWAYS, OF_TAPS, OF_DIM)                       \
     MATRIX(Q_UP, Q_UP, "q_up", IN_QUERY_RANK, ALWAYS, OF_QUERIES, OF_QUERY_RANK)                   \
     MATRIX(K_UP, K_UP, "k_up", IN_LATENT, ALWAYS, OF_LATENTS, OF_NOPE)                             \
     MATRIX(V_UP, V_UP, "v_up", IN_LATENT, ALWAYS, OF_MIXED, OF_LATENT)                             \
     MATRIX(MIX_GATE, MIX_GATE, "mix_gate", IN_MIXER_GATED, ALWAYS, OF_GATE, OF_DIM)                \
+    MATRIX(RELATIVE, RELATIVE, "relative", IN_RELATIVE, ALWAYS, OF_RELATIVE, OF_DIM)               \
+    MATRIX(TOKEN_SINKS, TOKEN_SINKS, "token_sinks", IN_RELATIVE, ALWAYS, OF_HEADS, OF_DIM)         \
     MATRIX(BETA, BETA, "beta", IN_DELTA, ALWAYS, OF_VALUE_HEADS, OF_DIM)                           \
     MATRIX(DECAY, DECAY, "decay", IN_DELTA, ALWAYS, OF_DECAY, OF_DIM)                              \
     MATRIX(GATE_UP, GATE_UP, "gate_up", IN_GATE_RANK, ALWAYS, OF_MIXED, OF_RANK)                   \
@@ -57,6 +79,11 @@
     OUTLIERS(ATTN_OUT_OUTLIERS, ATTN_OUT, "attn_out_outliers", IN_Q, OPTIONAL, OF_DIM, OF_MIXED)   \
     MATRIX(ATTN_OUT, ATTN_OUT, "attn_out", IN_Q, ALWAYS, OF_DIM, OF_MIXED)                         \
     VECTOR(POST_ATTN_NORM, POST_ATTN_NORM, "post_attn_norm", IN_Q, OPTIONAL, OF_DIM)               \
+    VECTOR(MIX_CONV, MIX_CONV, "mix_conv", IN_RELATIVE, ALWAYS, OF_DIM_CONV)                       \
+    VECTOR(FFN_QUERY, FFN_QUERY, "ffn_query", IN_RELATIVE, ALWAYS, OF_DIM)                         \
+    MATRIX(FFN_GATE_DOWN, FFN_GATE_DOWN, "ffn_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED) \
+    MATRIX(FFN_FORGET, FFN_FORGET, "ffn_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)             \
+    MATRIX(FFN_GAIN, FFN_GAIN, "ffn_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                   \
     VECTOR(SSD_RATE, SSD_RATE, "ssd_rate", IN_SSD, ALWAYS, OF_VALUE_HEADS)                         \
     VECTOR(SSD_STEP_BIAS, SSD_STEP_BIAS, "ssd_step_bias", IN_SSD, ALWAYS, OF_VALUE_HEADS)          \
     VECTOR(SSD_SKIP, SSD_SKIP, "ssd_skip", IN_SSD, ALWAYS, OF_VALUE_HEADS)                         \
@@ -85,6 +112,7 @@
     VECTOR(FFN_DOWN_BIAS, DOWN_BIAS, "down_bias", IN_OUT, OPTIONAL, OF_DIM)                        \
     OUTLIERS(FFN_DOWN_OUTLIERS, DOWN, "down_outliers", IN_FFN, OPTIONAL, OF_DIM, OF_FFN)           \
     MATRIX(FFN_DOWN, DOWN, "down", IN_FFN, ALWAYS, OF_DIM, OF_FFN)                                 \
+    VECTOR(FFN_CONV, FFN_CONV, "ffn_conv", IN_RELATIVE, ALWAYS, OF_DIM_CONV)                       \
     VECTOR(DENSE_POST_NORM, DENSE_POST_NORM, "dense_post_norm", IN_SHARED_APART, OPTIONAL, OF_DIM) \
     VECTOR(ROUTED_NORM, ROUTED_NORM, "routed_norm", IN_APART, OPTIONAL, OF_DIM)                    \
     VECTOR(ROUTED_POST_NORM, ROUTED_POST_NORM, "routed_post_norm", IN_APART, OPTIONAL, OF_DIM)     \
@@ -113,6 +141,8 @@ typedef enum qsf_layer_tensor {
 typedef struct qsf_layer {
     const qsf_layer_kind *kind;
     uint32_t unit_idx;
+    uint32_t pass_idx;     /* among the layers of a pass, where visits count once */
+    uint32_t loop;         /* the pass over the looped layers that the visit is of, from 0 */
     uint32_t first_expert; /* the unit of expert 0, layers with experts */
     uint32_t kv_layer; /* whose keys and values it reads, in this array: its own index or less; of a
                           drafter that of the model that it guesses for */
@@ -122,7 +152,7 @@ typedef struct qsf_layer {
 } qsf_layer;
 
 typedef struct qsf_config {
-    uint32_t n_layers;
+    uint32_t n_layers;         /* visits: those of a looped layer are layers of their own here */
     uint32_t n_trunk_layers;   /* without the MTP head, which is the last layer if there is one */
     uint32_t n_storing_layers; /* layers after these compute only rows that the head needs */
     const qsf_layer *layers;   /* [n_layers] */
@@ -146,10 +176,16 @@ typedef struct qsf_config {
     uint32_t ple_cols;       /* of their table: those of all layers of the file; 0: no table */
     uint32_t conv_cols;      /* of the widest weights of a convolution; 0: none */
     uint32_t conv_channels;  /* of the widest convolution; 0: none */
-    uint32_t n_ropes;        /* RoPE sets, for one context each */
-    uint32_t n_rope_pairs;   /* of all of them */
-    uint32_t n_made_pairs;   /* of the RoPE set made from header and ARCH */
-    uint32_t n_experts; /* of the layer with the most; 0: no layer has any; likewise the next */
+    uint32_t block_layers;   /* layers of a residual block; 0: none, and so the next three */
+    uint32_t n_blocks;
+    uint32_t loop_begin; /* the first looped layer of the file, and how many blocks are looped */
+    uint32_t n_loop_blocks;
+    uint32_t n_relative; /* numbers of the widest relative vectors of all heads; 0: none */
+    uint32_t n_profiles;
+    uint32_t n_ropes;      /* RoPE sets, for one context each */
+    uint32_t n_rope_pairs; /* of all of them */
+    uint32_t n_made_pairs; /* of the RoPE set made from header and ARCH */
+    uint32_t n_experts;    /* of the layer with the most; 0: no layer has any; likewise the next */
     uint32_t n_chosen;
     bool is_rms_norm;
     bool has_gate;    /* some layer has a gated FFN */
@@ -170,6 +206,7 @@ typedef struct qsf_config {
 /* The tensors outside the layers. */
 typedef struct qsf_ends {
     const qsf_tensor *embedding;       /* [n_vocab, dim] */
+    const qsf_tensor *final_query;     /* [dim], of residual blocks; else NULL */
     const qsf_tensor *final_norm;      /* [dim] */
     const qsf_tensor *final_norm_bias; /* [dim], optional */
     const qsf_tensor *head_bias;       /* [n_vocab], optional; NULL when tied */
@@ -212,7 +249,8 @@ static inline uint32_t qsf_n_decays(const qsf_layer_kind *k)
 /* Do tokens attend to keys and values? */
 static inline bool qsf_has_attention(const qsf_layer_kind *k)
 {
-    return k->mixer == QSF_MIXER_ATTENTION || k->mixer == QSF_MIXER_ATTENTION_AND_SSD;
+    return k->mixer == QSF_MIXER_ATTENTION || k->mixer == QSF_MIXER_ATTENTION_AND_SSD ||
+           k->mixer == QSF_MIXER_RELATIVE;
 }
 
 static inline bool qsf_has_ssd(const qsf_layer_kind *k)
@@ -259,7 +297,7 @@ static inline size_t qsf_stride(uint32_t dim)
     return qsf_round_up(dim, QSF_BLOCK);
 }
 
-/* Fills *c, *ends and layers [n_pass_layers of the reader]. QSF_ERR_UNSUPPORTED: this build does
+/* Fills *c, *ends and layers [n_visits of the reader]. QSF_ERR_UNSUPPORTED: this build does
  * not run the architecture or an option of it. QSF_ERR_FORMAT: a tensor is missing, misplaced or
  * has the wrong shape. */
 qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers, qsf_ends *ends);

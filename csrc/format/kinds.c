@@ -49,15 +49,23 @@ static qsf_status parse_kind(const qsf_header *h, const char *where, unsigned ch
         U32(50, "late Q and K norm", has_late_qk_norm, 0, 1),
         F32(51, "limit of Q, K and V", qkv_limit),
         U32(52, "normalised dimensions of the latent", latent_norm_dim, 1, h->head_dim),
+        U32(53, "relative dimensions", relative_dim, 1, QSF_MAX_HEAD_DIM),
+        U32(54, "extent of relative biases", relative_extent, 1, QSF_MAX_TOKENS),
+        F32(55, "limit of lengths", length_limit),
         U32(56, "output gate", output_gate, 0, QSF_OUTPUT_GATE_COUNT - 1),
         U32(57, "V norm", value_norm, 0, 1),
+        F32(58, "limit of relative lengths", relative_limit),
         U32(59, "values", values_are_keys, 0, 1),
+        U32(60, "own inputs", has_own_inputs, 0, 1),
+        U32(61, "rank of message gates", message_rank, 1, QSF_MAX_DIM),
         U32(64, "form of the FFN", ffn, 0, QSF_FFN_COUNT - 1),
         U32(65, "FFN dimension", ffn_dim, 1, h->ffn_dim),
         U32(66, "activation", activation, 0, QSF_ACTIVATION_COUNT - 1),
         F32(67, "xIELU's factor of squares", xielu_square),
         F32(68, "xIELU's factor of exponentials", xielu_exp),
         F32(69, "xIELU's factor of x", xielu_line),
+        F32(70, "cap of the gate", gate_cap),
+        F32(71, "cap of up", up_cap),
         U32(80, "experts", n_experts, 1, QSF_MAX_LAYER_EXPERTS),
         U32(81, "chosen experts", n_chosen, 1, QSF_MAX_CHOSEN),
         U32(82, "FFN dimension of an expert", expert_dim, 1, h->ffn_dim),
@@ -206,6 +214,36 @@ static qsf_status check_latent(const char *where, const qsf_layer_kind *k)
     return QSF_OK;
 }
 
+/* Checks the fields of the relative mixer, which others do not have. */
+static qsf_status check_relative(const char *where, const qsf_layer_kind *k)
+{
+    const bool is_relative = k->mixer == QSF_MIXER_RELATIVE;
+    QSF_FAIL_IF((k->relative_dim != 0) != is_relative || (k->relative_extent != 0) != is_relative ||
+                    (k->length_limit != 0.0F) != is_relative ||
+                    (k->relative_limit != 0.0F) != is_relative ||
+                    (!is_relative && (k->has_own_inputs != 0 || k->message_rank != 0)),
+                FORMAT,
+                "%s: mixer %u (key 1), allowed: 6 with keys 53 .. 55 and 58, others without these, "
+                "60 and 61",
+                where, k->mixer);
+    if (!is_relative)
+        return QSF_OK;
+    const uint64_t n_profiles = (uint64_t)k->relative_dim * k->relative_extent;
+    const bool is_plain = k->rope_set == QSF_ROPE_NONE && k->score_cap == 0.0F &&
+                          k->alibi_slopes.n == 0 && k->qk_norm == QSF_QK_NORM_NONE &&
+                          k->qkv_limit == 0.0F && k->kv_source == 0 && k->values_are_keys == 0 &&
+                          k->latent_rank == 0 && k->is_post_norm == 0 && k->is_parallel == 0;
+    QSF_FAIL_IF(!is_plain || k->output_gate != QSF_OUTPUT_GATE_OF_ELEMENTS || k->value_norm == 0 ||
+                    k->n_experts == 0 || k->ffn != QSF_FFN_NONE || k->residual_factor != 1.0F ||
+                    n_profiles > QSF_MAX_EXTENT_ROWS,
+                FORMAT,
+                "%s: mixer 6 (key 1), allowed: a gate of elements (key 56), a V norm (57), experts "
+                "without a dense part (64), RoPE set 255 (37), profiles of at most %u numbers, "
+                "and of other keys of attention 32 .. 34, 36, 38, 40, 41, 53 .. 55, 58, 60, 61",
+                where, QSF_MAX_EXTENT_ROWS);
+    return QSF_OK;
+}
+
 /* Checks that a kind has the fields of its mixer, and no others. */
 static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_layer_kind *k)
 {
@@ -227,9 +265,10 @@ static qsf_status check_mixer(const qsf_reader *r, const char *where, const qsf_
                 "%s: SSD (key 1) with another layer's keys (key 49)", where);
     QSF_FAIL_IF(has_conv != (k->n_taps != 0), FORMAT,
                 "%s: mixer %u (key 1) has %u taps (key 116), allowed: 2 .. %u for a convolution (1 "
-                ".. 4), else none",
+                ".. 4, 6), else none",
                 where, k->mixer, k->n_taps, QSF_MAX_TAPS);
     QSF_TRY(check_latent(where, k));
+    QSF_TRY(check_relative(where, k));
     QSF_FAIL_IF(k->mixer == QSF_MIXER_NONE && (is_parallel || is_empty), FORMAT,
                 "%s: mixer 5 (key 1), which is none, %s, allowed: an FFN or experts", where,
                 is_parallel ? "with a parallel FFN (key 16)" : "without an FFN");
@@ -272,6 +311,13 @@ static qsf_status check_kind(const qsf_reader *r, const char *where, const qsf_l
             (xielu[i] != 0.0F) != is_xielu, FORMAT,
             "%s: activation %u (key 66), allowed: 6 with all of keys 67 .. 69, others with none",
             where, k->activation);
+    const bool is_capped = k->activation == QSF_ACTIVATION_SILU_CAPPED;
+    QSF_FAIL_IF((k->gate_cap != 0.0F) != is_capped || (k->up_cap != 0.0F) != is_capped ||
+                    (is_capped && (k->ffn == QSF_FFN_PLAIN || k->expert_ffn != QSF_FFN_GATED)),
+                FORMAT,
+                "%s: activation %u (key 66), allowed: 7 of gated FFNs with both of keys 70, 71, "
+                "others with none",
+                where, k->activation);
     QSF_FAIL_IF(k->values_are_keys != 0 && k->qk_norm == QSF_QK_NORM_WHOLE_WIDTH, FORMAT,
                 "%s: values that are keys (key 59), whose heads have one norm (key 48)", where);
     QSF_FAIL_IF(k->kv_source != 0 &&
@@ -370,6 +416,37 @@ static qsf_status check_mtp(const qsf_reader *r)
     return QSF_OK;
 }
 
+/* All layers have residual blocks, or none; looped ones are whole blocks with message gates. */
+static qsf_status check_blocks(const qsf_reader *r)
+{
+    const qsf_arch *const a = &r->arch;
+    const uint32_t n_layers = r->header.n_layers;
+    const bool has_blocks = a->block_layers != 0;
+    QSF_FAIL_IF(has_blocks && n_layers > QSF_MAX_BLOCKS * a->block_layers, FORMAT,
+                "ARCH: %u layers in blocks of %u (key 16), allowed: %u blocks", n_layers,
+                a->block_layers, QSF_MAX_BLOCKS);
+    const bool is_loop = a->loop_end != 0;
+    QSF_FAIL_IF(is_loop != (a->loop_begin != 0) || is_loop != (a->loop_passes > 1) ||
+                    (is_loop &&
+                     (!has_blocks || a->loop_begin >= a->loop_end || a->loop_end > n_layers ||
+                      a->loop_begin % a->block_layers != 0 || a->loop_end % a->block_layers != 0)),
+                FORMAT,
+                "ARCH: layers %u .. %u of %u run %u times (keys 17 .. 19), allowed: none, or whole "
+                "blocks (key 16) behind the first, 2 times or more",
+                a->loop_begin, a->loop_end, n_layers, a->loop_passes);
+    for (uint32_t i = 0; i < n_layers; i++) {
+        const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
+        const bool is_looped = i >= a->loop_begin && i < a->loop_end;
+        QSF_FAIL_IF((k->mixer == QSF_MIXER_RELATIVE) != has_blocks ||
+                        (k->message_rank != 0) != is_looped,
+                    FORMAT,
+                    "KIND: layer %u has mixer %u and message gates of rank %u, allowed: mixer 6 "
+                    "with residual blocks (ARCH, key 16), a rank (key 61) in looped layers alone",
+                    i, k->mixer, k->message_rank);
+    }
+    return QSF_OK;
+}
+
 qsf_status qsf_kinds_read(qsf_reader *r)
 {
     size_t head_bytes = 0;
@@ -387,5 +464,6 @@ qsf_status qsf_kinds_read(qsf_reader *r)
         if (r->kinds[i].score_scale == 0.0F)
             r->kinds[i].score_scale = 1.0F / sqrtf((float)r->kinds[i].head_dim);
     QSF_TRY(check_mtp(r));
+    QSF_TRY(check_blocks(r));
     return check_sources(r);
 }

@@ -65,7 +65,8 @@ typedef enum qsf_activation {
     QSF_ACTIVATION_SILU_CLAMPED = 5,
     QSF_ACTIVATION_HEADER_COUNT = 6, /* those that the header can name */
     QSF_ACTIVATION_XIELU = 6,        /* with numbers of its own in KIND */
-    QSF_ACTIVATION_COUNT = 7
+    QSF_ACTIVATION_SILU_CAPPED = 7,  /* the same */
+    QSF_ACTIVATION_COUNT = 8
 } qsf_activation;
 
 typedef enum qsf_norm { QSF_NORM_LAYER = 0, QSF_NORM_RMS = 1, QSF_NORM_COUNT = 2 } qsf_norm;
@@ -99,10 +100,13 @@ typedef enum qsf_mixer_kind {
     QSF_MIXER_SSD = 3,               /* the state space rule of Mamba-2 after a convolution */
     QSF_MIXER_ATTENTION_AND_SSD = 4, /* of the same input, added */
     QSF_MIXER_NONE = 5,              /* the layer is an FFN */
-    QSF_MIXER_COUNT = 6
+    QSF_MIXER_RELATIVE = 6, /* attention with learned biases of distance, between convolutions */
+    QSF_MIXER_COUNT = 7
 } qsf_mixer_kind;
 
 #define QSF_MAX_TAPS 16U              /* of a convolution */
+#define QSF_MAX_BLOCKS 64U            /* residual blocks */
+#define QSF_MAX_PASSES 16U            /* over the looped layers */
 #define QSF_MAX_MIXED_ROWS (1U << 20) /* of q, k and v together, which a convolution has */
 #define QSF_LATENT_STEP 64U           /* the rank of a latent is a multiple: blocks are its own */
 #define QSF_LATENT_VALUE_STEP 16U     /* so is the value dimension: tile rows are a head's own */
@@ -247,5 +251,34 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
     QSF_TENSOR_SECOND_SHIFT = 88,
     QSF_TENSOR_JOIN = 89, /* of a drafter that reads the keys and values of its model */
-    QSF_TENSOR_TYPE_COUNT = 90
+    QSF_TENSOR_BLOCK_QUERIES = 90, /* 90 .. 118: of mixer 6 */
+    QSF_TENSOR_MESSAGE_QUERIES = 91,
+    QSF_TENSOR_K_INPUT_NORM = 92,
+    QSF_TENSOR_V_INPUT_NORM = 93,
+    QSF_TENSOR_Q_GATE_DOWN = 94, /* 94 .. 105: of message gates */
+    QSF_TENSOR_Q_FORGET = 95,
+    QSF_TENSOR_Q_GAIN = 96,
+    QSF_TENSOR_K_GATE_DOWN = 97,
+    QSF_TENSOR_K_FORGET = 98,
+    QSF_TENSOR_K_GAIN = 99,
+    QSF_TENSOR_V_GATE_DOWN = 100,
+    QSF_TENSOR_V_FORGET = 101,
+    QSF_TENSOR_V_GAIN = 102,
+    QSF_TENSOR_FFN_GATE_DOWN = 103,
+    QSF_TENSOR_FFN_FORGET = 104,
+    QSF_TENSOR_FFN_GAIN = 105,
+    QSF_TENSOR_RELATIVE = 106,
+    QSF_TENSOR_RELATIVE_SCALE = 107,
+    QSF_TENSOR_PROFILES = 108, /* [relative dimensions * extent], the farthest distance first */
+    QSF_TENSOR_TOKEN_SINKS = 109,
+    QSF_TENSOR_K_CONV = 110, /* 110, 111, 114, 115: as 50 */
+    QSF_TENSOR_V_CONV = 111,
+    QSF_TENSOR_K_TAPS = 112, /* rows of a KV head: from the token itself backwards */
+    QSF_TENSOR_V_TAPS = 113,
+    QSF_TENSOR_MIX_CONV = 114,
+    QSF_TENSOR_FFN_CONV = 115,
+    QSF_TENSOR_FFN_QUERY = 116,
+    QSF_TENSOR_FINAL_QUERY = 117,
+    QSF_TENSOR_Q_SCALE = 118,
+    QSF_TENSOR_TYPE_COUNT = 119
 } qsf_tensor_type;

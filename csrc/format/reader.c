@@ -48,6 +48,9 @@ static qsf_status read_bands(qsf_reader *r)
 /* Layers after the last one with keys, values or a state of its own store nothing of a token. */
 static void count_layers(qsf_reader *r)
 {
+    r->n_visits = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        r->n_visits += qsf_reader_visits(r, qsf_reader_layer(r, i));
     r->n_storing_layers = r->n_pass_layers;
     while (r->n_storing_layers > 1 &&
            qsf_reader_layer_kind(r, r->n_storing_layers - 1)->kv_source != 0)

@@ -58,12 +58,16 @@ typedef struct qsf_arch {
     uint32_t tied_head;        /* 0 or 1 */
     uint32_t window_tokens;    /* 0: none */
     float embedding_factor;
-    float logit_cap;      /* 0: none */
-    uint32_t is_encoder;  /* 0 or 1: no head, and a token sees later ones too */
+    float logit_cap;       /* 0: none */
+    uint32_t is_encoder;   /* 0 or 1: no head, and a token sees later ones too */
     uint32_t target_dim;  /* of the model that this one guesses for, whose keys and values it
                              reads, and its hidden state; 0: it is no such drafter */
-    uint32_t own_width;   /* of the embeddings that each layer has of its own; 0: none */
-    uint32_t kv_key_bits; /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
+    uint32_t own_width;    /* of the embeddings that each layer has of its own; 0: none */
+    uint32_t block_layers; /* layers of a residual block; 0: there is one residual */
+    uint32_t loop_begin;   /* the first looped layer */
+    uint32_t loop_end;     /* one more than the last one; 0: none */
+    uint32_t loop_passes;  /* over the looped layers */
+    uint32_t kv_key_bits;  /* default bits of keys, 2, 4, 8, 16 or 32; 0: none; likewise the next */
     uint32_t kv_value_bits;
     uint32_t act_bits; /* of activations with weights of codes below 8 bits: 8 or 16 */
 } qsf_arch;
@@ -94,6 +98,12 @@ typedef struct qsf_layer_kind {
     uint32_t kv_source;        /* 1 + the layer whose keys and values it reads; 0: its own; or
                                   QSF_KV_LENT: it sees positions before the token's, and w - 1 of
                                   them through a window of w */
+    uint32_t relative_dim;     /* of the relative mixer, likewise the next five */
+    uint32_t relative_extent;  /* tokens; biases of longer distances are 0 */
+    float length_limit;        /* of a query or key head; likewise the next */
+    float relative_limit;
+    uint32_t has_own_inputs;   /* 0 or 1: of queries, keys and values; and taps of each token */
+    uint32_t message_rank;     /* of a looped layer's message gates; 0: none */
     uint32_t output_gate;      /* qsf_output_gate */
     uint32_t value_norm;       /* 0 or 1: each head of the values is normalised, without weights */
     uint32_t values_are_keys;  /* 0 or 1: values are the keys before their norm and RoPE */
@@ -120,6 +130,8 @@ typedef struct qsf_layer_kind {
     float xielu_square;  /* of that activation: the factors of squares, */
     float xielu_exp;     /* of e^x - 1 - x, */
     float xielu_line;    /* and of x */
+    float gate_cap;      /* of the capped silu */
+    float up_cap;
     float residual_factor;
     uint32_t n_experts; /* 0: no routed part */
     uint32_t n_chosen;  /* experts of a token */
@@ -197,7 +209,8 @@ typedef struct qsf_reader {
     uint32_t own_table_unit; /* 0: there is none */
     uint32_t n_pass_units;   /* units that a pass runs, without experts: qsf_reader_leave_out */
     uint32_t n_pass_layers;
-    bool has_mtp; /* the last of them is an MTP head */
+    uint32_t n_visits; /* of these layers: looped ones count several times */
+    bool has_mtp;      /* the last of them is an MTP head */
     uint32_t
         n_storing_layers; /* layers of a pass up to the last one that stores something of a token */
     uint32_t n_tensors;
@@ -243,6 +256,25 @@ static inline const qsf_unit *qsf_reader_layer(const qsf_reader *r, uint32_t i)
 static inline const qsf_layer_kind *qsf_reader_layer_kind(const qsf_reader *r, uint32_t i)
 {
     return &r->kinds[qsf_reader_layer(r, i)->kind];
+}
+
+/* How often a pass runs a unit. */
+static inline uint32_t qsf_reader_visits(const qsf_reader *r, const qsf_unit *u)
+{
+    const bool is_looped = (u->role == QSF_UNIT_LAYER || u->role == QSF_UNIT_EXPERT) &&
+                           u->layer >= r->arch.loop_begin && u->layer < r->arch.loop_end;
+    return is_looped ? r->arch.loop_passes : 1;
+}
+
+/* The layer of the pass that visit i runs: looped layers run one after another, then all again. */
+static inline uint32_t qsf_reader_visited(const qsf_reader *r, uint32_t i)
+{
+    const uint32_t begin = r->arch.loop_begin;
+    const uint32_t n = r->arch.loop_end - begin;
+    if (r->arch.loop_end == 0 || i < begin)
+        return i;
+    return i < begin + n * r->arch.loop_passes ? begin + (i - begin) % n
+                                               : i - n * (r->arch.loop_passes - 1);
 }
 
 /* The layers of the file without its MTP head. */

@@ -225,19 +225,25 @@ static qsf_status check_contents(const qsf_reader *r)
                          r->tensors[i].type == QSF_TENSOR_DENSE ||
                          r->tensors[i].type == QSF_TENSOR_JOIN ||
                          r->tensors[i].type == QSF_TENSOR_HEAD_REST ||
+                         r->tensors[i].type == QSF_TENSOR_FINAL_QUERY ||
                          r->tensors[i].type == QSF_TENSOR_OWN_TABLE),
                     FORMAT,
                     "tensor table: entry %u of a layer or expert has type %u, allowed there: all "
-                    "but %d .. %d, %d, %d, %d, %d and %d",
+                    "but %d .. %d, %d, %d, %d, %d, %d and %d",
                     i, r->tensors[i].type, QSF_TENSOR_EMBEDDING, QSF_TENSOR_FINAL_NORM_BIAS,
                     QSF_TENSOR_HEAD_BIAS, QSF_TENSOR_OWN_TABLE, QSF_TENSOR_DENSE, QSF_TENSOR_JOIN,
-                    QSF_TENSOR_HEAD_REST);
+                    QSF_TENSOR_HEAD_REST, QSF_TENSOR_FINAL_QUERY);
 
-    /* In the order of use: norm, its bias if any, the head's bias if any and the head, unless tied.
+    /* In the order of use: the query of residual blocks, norm, its bias if any, the head's bias if
+     * any and the head, unless tied.
      */
     const qsf_tensor *const t = &r->tensors[finl->first_tensor];
-    uint32_t i = 1;
-    QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
+    const bool has_query = r->arch.block_layers != 0;
+    uint32_t i = has_query ? 1 : 0;
+    if (has_query)
+        QSF_TRY(check_is(&t[0], QSF_TENSOR_FINAL_QUERY, QSF_LAYOUT_VECTOR, 1, h->dim));
+    QSF_FAIL_IF(i == finl->n_tensors, FORMAT, "tensor table: the final unit has no norm");
+    QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE) {

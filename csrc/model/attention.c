@@ -23,9 +23,9 @@ typedef struct attention_job {
     const qsf_ops *ops;
     const qsf_chunk *chunk;
     uint32_t layer;
-    const float *sinks; /* [n_heads], or NULL */
-    size_t group_rows;  /* most rows of a row group */
-    size_t item_spans;  /* spans of a row group in an item; 0: all of them */
+    const qsf_score_terms *terms;
+    size_t group_rows; /* most rows of a row group */
+    size_t item_spans; /* spans of a row group in an item; 0: all of them */
     /* If spans are attended part by part: the current part, and its cold pages in the transit
      * buffer */
     size_t first_span;
@@ -132,18 +132,41 @@ static void prefetch_pages(const void *const *pages, size_t first, size_t end, s
             __builtin_prefetch((const unsigned char *)pages[i] + off);
 }
 
-/* Applies ALiBi and the cap to the scores [256] of row r, and removes positions between its
+/* scores = scores * scale + the biases of row r for the n slots before `distance` + 1 */
+static void add_biases(const attention_job *job, const row_group *group, size_t r, size_t distance,
+                       size_t n, float *scores)
+{
+    const qsf_score_terms *const terms = job->terms;
+    const qsf_layer_kind *const kind = job->ops->kind;
+    const size_t row = chunk_row_of(kind, group, r);
+    const size_t extent = kind->relative_extent;
+    const size_t first = distance >= extent ? distance + 1 - extent : 0;
+    const float *const relative = terms->relative + row / kind->n_heads * terms->relative_stride +
+                                  row % kind->n_heads * kind->relative_dim;
+    const float *const profiles = terms->profiles + (extent - 1 - (distance - first));
+    job->ops->kernels->scale(scores, kind->score_scale, n);
+    for (size_t i = 0; first < n && i < kind->relative_dim; i++)
+        job->ops->kernels->add_scaled(scores + first, profiles + i * extent, relative[i],
+                                      n - first);
+}
+
+/* Applies biases, ALiBi and the cap to the scores [256] of row r, and removes positions between its
  * pinned ones and its window. `begin` is the first position of the span. */
-static void change_scores(const qsf_ops *o, const row_group *group, size_t r, size_t begin,
+static void change_scores(const attention_job *job, const row_group *group, size_t r, size_t begin,
                           qsf_span_range range, float *scores)
 {
+    const qsf_ops *const o = job->ops;
     const qsf_layer_kind *const kind = o->kind;
     float *const first = scores + range.begin;
     const size_t n = range.end - range.begin;
     float scale = kind->score_scale;
+    const size_t distance = group->seen[r].end - 1 - (begin + range.begin);
+    if (job->terms->relative != NULL) {
+        add_biases(job, group, r, distance, n, first);
+        scale = 1.0F;
+    }
     if (kind->alibi_slopes.n != 0) {
         const size_t head = chunk_row_of(kind, group, r) % kind->n_heads;
-        const size_t distance = group->seen[r].end - 1 - (begin + range.begin);
         o->kernels->alibi(first, scale, kind->alibi_slopes.values[head], (uint32_t)distance, n);
         scale = 1.0F;
     }
@@ -156,16 +179,17 @@ static void change_scores(const qsf_ops *o, const row_group *group, size_t r, si
 }
 
 /* Turns the scores [n_rows, 256] into exponentials. */
-static void weigh_scores(const qsf_ops *o, const row_group *group, size_t begin,
+static void weigh_scores(const attention_job *job, const row_group *group, size_t begin,
                          const qsf_span_range *ranges, float *scores, qsf_span_sums *sums)
 {
-    const qsf_layer_kind *const kind = o->kind;
-    const bool is_scaled = kind->alibi_slopes.n != 0 || kind->score_cap != 0.0F;
+    const qsf_layer_kind *const kind = job->ops->kind;
+    const bool is_scaled =
+        kind->alibi_slopes.n != 0 || kind->score_cap != 0.0F || job->terms->relative != NULL;
     for (size_t r = 0; r < group->n_rows; r++)
         if (ranges[r].begin < ranges[r].end)
-            change_scores(o, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
-    o->kernels->span_softmax(scores, ranges, group->n_rows, is_scaled ? 1.0F : kind->score_scale,
-                             sums);
+            change_scores(job, group, r, begin, ranges[r], scores + r * QSF_KV_SPAN_TOKENS);
+    job->ops->kernels->span_softmax(scores, ranges, group->n_rows,
+                                    is_scaled ? 1.0F : kind->score_scale, sums);
 }
 
 /* Finds pages first .. end - 1 of a span that are in the transit buffer; returns the first one that
@@ -264,7 +288,7 @@ static void attend_one_span(const attention_job *job, const row_group *group, co
     prefetch_pages(v_pages, first_page, end_page, layer->v_page_bytes);
     score_pages(k->matmul[kv->pool->form.k_type], layer->k_page_bytes, k_pages, first_page,
                 end_page, x, scores);
-    weigh_scores(o, group, begin, ranges, scores, sums);
+    weigh_scores(job, group, begin, ranges, scores, sums);
     const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     float *const values = s->span_values + worker_idx * QSF_ATTEND_ROWS * stride;
     const weighed_span weighed = {job, group, scores, ranges, all};
@@ -346,9 +370,12 @@ static void write_row(const qsf_ops *o, size_t row, const qsf_span_sums *sums, c
 static void add_sink(const attention_job *job, size_t row, qsf_span_sums *sums, float *values)
 {
     const qsf_layer_kind *const kind = job->ops->kind;
-    if (job->sinks != NULL)
-        job->ops->kernels->span_sink(sums, values, job->sinks[row % kind->n_heads],
-                                     qsf_stride(qsf_value_dim(kind)));
+    const qsf_score_terms *const terms = job->terms;
+    if (terms->sinks != NULL)
+        job->ops->kernels->span_sink(
+            sums, values,
+            terms->sinks[row / kind->n_heads * terms->sink_stride + row % kind->n_heads],
+            qsf_stride(qsf_value_dim(kind)));
 }
 
 /* Saves or restores the sums and values of a row between two parts. */
@@ -600,10 +627,11 @@ static qsf_status attend_cold(const qsf_ops *o, const attention_job *all)
     return QSF_OK;
 }
 
-qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer, const float *sinks)
+qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
+                             const qsf_score_terms *terms)
 {
     const qsf_layer_kind *const kind = o->kind;
-    attention_job job = {.ops = o, .chunk = chunk, .layer = layer, .sinks = sinks};
+    attention_job job = {.ops = o, .chunk = chunk, .layer = layer, .terms = terms};
     size_t most_spans = 0;
     size_t n_cold = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
@@ -628,7 +656,8 @@ qsf_status qsf_attention_load(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     float *const *const spaces = o->scratch->qk_norms;
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_Q_NORM], spaces[0], &job->q_norm));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_K_NORM], spaces[1], &job->k_norm));
-    return qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SINKS], o->scratch->vectors[3], &job->sinks);
+    return qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SINKS], o->scratch->vectors[3],
+                               &job->terms.sinks);
 }
 
 /* ---- which positions a token sees ---- */

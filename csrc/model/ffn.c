@@ -24,6 +24,9 @@ static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
         *out = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
         return QSF_OK;
     }
+    if (o->kind->mixer == QSF_MIXER_RELATIVE)
+        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
+                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
     if (!o->kind->is_parallel)
         return qsf_block_norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM],
                               l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
@@ -107,6 +110,8 @@ qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx)
     if (!is_routed)
         return QSF_OK;
     QSF_TRY(qsf_routed_add(o, l, in.f32));
+    if (o->kind->mixer == QSF_MIXER_RELATIVE) /* qsf_relative_end adds y */
+        return QSF_OK;
     QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_POST_FFN_NORM], NULL, &weights));
     if (weights.weight != NULL)
         qsf_ops_add_normed(o, &weights);

@@ -228,6 +228,8 @@ static qsf_status run_layer(qsf_forward *f, const qsf_chunk *chunk, uint32_t lay
     if (qsf_mixers[l->kind->mixer].run != NULL)
         QSF_TRY(qsf_mixers[l->kind->mixer].run(o, l, chunk, layer_idx));
     QSF_TRY(qsf_ffn_run(o, l, layer_idx));
+    if (l->kind->mixer == QSF_MIXER_RELATIVE)
+        QSF_TRY(qsf_relative_end(o, l, chunk, layer_idx));
     if (o->config->ple_width != 0)
         QSF_TRY(add_layer_embedding(o, l));
     QSF_TRY(end_layer(o, l));
@@ -295,6 +297,8 @@ static void end_rows(qsf_forward *f, qsf_chunk *chunk)
     const bool has_layers = c->n_storing_layers < c->n_layers;
     f->ops.n_tokens = count_head_rows(chunk);
     gather_rows(chunk, s->x, s->dim_stride);
+    for (size_t i = 0; i < c->n_blocks; i++)
+        gather_rows(chunk, s->blocks + i * s->chunk_tokens * s->dim_stride, s->dim_stride);
     if (!has_layers)
         return;
     if (c->ple_width != 0) {
@@ -341,10 +345,14 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
     const float *bias;
     QSF_TRY(begin_unit(o, f->ends->final_norm->unit_idx));
     qsf_acts in;
+    if (c->block_layers != 0)
+        QSF_TRY(
+            qsf_relative_final(o, f->ends->final_query, c->layers[c->n_layers - 1].pass_idx + 1));
     if (is_normed)
         in = qsf_ops_prepare(o, s->normed, c->dim, &(qsf_norm_weights){0}, s->normed);
     else
-        QSF_TRY(qsf_block_norm(o, s->x, f->ends->final_norm, f->ends->final_norm_bias, &in));
+        QSF_TRY(qsf_block_norm(o, c->block_layers != 0 ? s->y : s->x, f->ends->final_norm,
+                               f->ends->final_norm_bias, &in));
     f->hidden = s->normed + chunk->n_logits_rows * s->dim_stride;
     if (f->ends->dense != NULL) {
         const qsf_linear dense = qsf_linear_of(f->ends->dense, s->gate, qsf_stride(c->vector_dim));

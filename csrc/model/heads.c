@@ -24,15 +24,18 @@ static void rotate_row(const qsf_ops *o, float *x, size_t n, size_t t, bool has_
         o->kernels->hadamard(x, n);
 }
 
-/* q [n] *= 1 + beta * ln(1 + floor(position / step)) */
-static void heat(const qsf_ops *o, float *q, size_t n, size_t t)
+/* q [n] *= 1 + beta * ln(1 + floor(position / step)), of the relative mixer
+ * 1 + beta * ln((position + 1) / step) from that on */
+void qsf_heads_heat(const qsf_ops *o, float *q, size_t n, size_t t)
 {
     const qsf_layer_kind *const kind = o->kind;
     const uint32_t position = o->scratch->positions[t];
     if (kind->temperature_step == 0 || position < kind->temperature_step)
         return;
-    const float steps = (float)(position / kind->temperature_step);
-    o->kernels->scale(q, 1.0F + kind->temperature_beta * logf(1.0F + steps), n);
+    const float steps = kind->mixer == QSF_MIXER_RELATIVE
+                            ? (float)(position + 1) / (float)kind->temperature_step
+                            : 1.0F + (float)(position / kind->temperature_step);
+    o->kernels->scale(q, 1.0F + kind->temperature_beta * logf(steps), n);
 }
 
 /* Returns the norm of a head; its weight is NULL if heads have no norms of their own. */
@@ -58,7 +61,7 @@ void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, si
         float *const q = s->q + t * qsf_stride(qsf_q_dim(kind)) + (size_t)head * kind->head_dim;
         if (norm.weight != NULL && !is_late)
             qsf_ops_norm_row(o, q, &norm, kind->head_dim, q);
-        heat(o, q, kind->head_dim, t);
+        qsf_heads_heat(o, q, kind->head_dim, t);
         rotate_row(o, q, kind->head_dim, t, true, is_late ? &norm : NULL);
     }
 }
@@ -108,8 +111,8 @@ void qsf_heads_turn_latent_q(const qsf_ops *o, size_t t, float *nope, float *rop
 {
     const qsf_layer_kind *const kind = o->kind;
     const size_t n = kind->head_dim - kind->latent_rank;
-    heat(o, nope, kind->nope_dim, t);
-    heat(o, rope, n, t);
+    qsf_heads_heat(o, nope, kind->nope_dim, t);
+    qsf_heads_heat(o, rope, n, t);
     rotate_row(o, rope, n, t, true, NULL);
 }
 

@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/checked.h"
+#include "base/fused.h"
 #include "base/half.h"
 #include "base/status.h"
 #include "platform/clock.h"
@@ -142,6 +143,19 @@ static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stri
                      });
 }
 
+#define DOT_LANES 16
+
+float qsf_ops_dot(const float *a, const float *b, uint32_t n)
+{
+    float lanes[DOT_LANES] = {0.0F};
+    for (uint32_t i = 0; i < n; i++)
+        lanes[i % DOT_LANES] = qsf_fmaf(a[i], b[i], lanes[i % DOT_LANES]);
+    for (uint32_t step = DOT_LANES / 2; step > 0; step /= 2)
+        for (uint32_t i = 0; i < step; i++)
+            lanes[i] += lanes[i + step];
+    return lanes[0];
+}
+
 void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *norm, size_t n,
                       float *out)
 {
@@ -260,8 +274,24 @@ static void xielu(const qsf_ops *o, float *x, size_t n)
     o->kernels->xielu(x, by, n);
 }
 
-/* gate [n] = activation(gate) * up */
-static void activate_gated(const qsf_ops *o, float *gate, const float *up, size_t n)
+/* gate = cap(gate) * sigmoid(gate) * cap(up); up changes */
+static void silu_capped(const qsf_ops *o, float *gate, float *up, size_t n)
+{
+    const qsf_kernels *const k = o->kernels;
+    const qsf_layer_kind *const kind = o->kind;
+    float capped[QSF_BLOCK];
+    for (size_t i = 0; i < n; i += QSF_BLOCK) {
+        const size_t m = n - i < QSF_BLOCK ? n - i : QSF_BLOCK;
+        memcpy(capped, gate + i, m * sizeof *capped);
+        k->cap(capped, 1.0F / kind->gate_cap, kind->gate_cap, m);
+        k->cap(up + i, 1.0F / kind->up_cap, kind->up_cap, m);
+        k->mul(up + i, capped, m);
+        k->sigmoid_mul(gate + i, up + i, m);
+    }
+}
+
+/* gate [n] = activation(gate) * up, which may change */
+static void activate_gated(const qsf_ops *o, float *gate, float *up, size_t n)
 {
     const qsf_kernels *const k = o->kernels;
     qsf_gated_fn *const gated[QSF_ACTIVATION_COUNT] = {
@@ -272,6 +302,10 @@ static void activate_gated(const qsf_ops *o, float *gate, const float *up, size_
         [QSF_ACTIVATION_RELU_SQUARED] = k->relu_squared_mul,
         [QSF_ACTIVATION_SILU_CLAMPED] = k->silu_clamped_mul,
     };
+    if (o->kind->activation == QSF_ACTIVATION_SILU_CAPPED) {
+        silu_capped(o, gate, up, n);
+        return;
+    }
     if (o->kind->activation == QSF_ACTIVATION_XIELU) {
         xielu(o, gate, n);
         k->mul(gate, up, n);

@@ -142,6 +142,12 @@ typedef struct qsf_scratch {
     float *ones;        /* [ones] of the config: weights of V norms */
     float *conv;        /* [conv_cols] weights, then zeros: [conv_channels] */
     float *head_bias;   /* [n_vocab], if the head has one */
+    float *blocks;      /* [n_blocks, chunk, dim_stride] of residual blocks that have ended */
+    float *messages;    /* [n_loop_blocks, chunk, dim_stride] of the last pass over looped layers */
+    float *queries;     /* [7 * dim] of a layer's blocks, then of its messages */
+    float *relative;    /* [chunk, relative_stride] relative vectors of the heads */
+    float *profiles;    /* [n_profiles] */
+    float *sinks;       /* [chunk, heads, padded] sinks of each token */
     unsigned char *outliers; /* [config's outliers_bytes] those in use at the same time */
     qsf_routed_scratch routed;
     /* Matmul input as integers. q_low follows q of all rows; with 16-bit activations the
@@ -223,6 +229,9 @@ qsf_status qsf_ops_load_vector(qsf_ops *o, const qsf_tensor *t, float *space, co
  * a NULL tensor. */
 qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used,
                                  qsf_outliers *out);
+
+/* Returns the sum of a[i] * b[i], n of them: 16 lanes of fmaf, added pairwise. */
+float qsf_ops_dot(const float *a, const float *b, uint32_t n);
 
 /* A norm: the weight [dim] and the bias [dim], which may be NULL. A NULL weight means no norm. */
 typedef struct qsf_norm_weights {
@@ -317,6 +326,9 @@ static inline size_t qsf_span_at(const qsf_spans *s, size_t i)
 void qsf_heads_finish_q(const qsf_ops *o, const float *weight, uint32_t head, size_t begin,
                         size_t end);
 
+/* x [n] *= the query temperature of row t */
+void qsf_heads_heat(const qsf_ops *o, float *x, size_t n, size_t t);
+
 /* Finishes KV head `kv_head` of k likewise, without a temperature, and stores it. */
 void qsf_heads_store_k(const qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
                        const float *weight, uint32_t kv_head, size_t begin, size_t end);
@@ -339,12 +351,25 @@ void qsf_heads_finish_whole(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
 /* Multiplies the parts [n] of x, which are of the heads of row t, by the sigmoid of their gates. */
 void qsf_heads_gate(const qsf_ops *o, size_t t, float *x, size_t n);
 
+/* What is added to the scores of a layer, beside ALiBi */
+typedef struct qsf_score_terms {
+    const float *sinks; /* [n_heads]: a score of each head that has no value; or NULL */
+    size_t sink_stride; /* floats from a row's sinks to the next one's; 0: all have the same */
+    /* A bias of distance d below the extent is relative . profile(d), of each head; or NULL */
+    const float *relative; /* [n_tokens, relative_stride], the heads' one after another */
+    size_t relative_stride;
+    const float *profiles; /* [relative_dim, extent], the farthest distance first */
+} qsf_score_terms;
+
 /* attended = softmax(score(q . k)) . v for every token and head of the chunk, whether a prompt, one
- * token, or tokens of many sequences. The layer's kind says how q . k becomes a score. sinks
- * [n_heads], or NULL: a score of each head that has no value. Errors are of the files of cold pages
+ * token, or tokens of many sequences. The layer's kind and the terms say how q . k becomes a
+ * score. Errors are of the files of cold pages
  * (cache/kv/kvcache.h). */
 qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
-                             const float *sinks);
+                             const qsf_score_terms *terms);
+
+/* Multiplies what was attended by its gate, and returns where that is: [n_tokens, q_stride]. */
+float *qsf_attention_gate(qsf_ops *o);
 
 /* The argument of the epilogues and loops of a mixer with attention */
 typedef struct qsf_mix_job {
@@ -353,7 +378,7 @@ typedef struct qsf_mix_job {
     uint32_t layer_idx;  /* of the keys and values */
     const float *q_norm; /* weights, or NULL */
     const float *k_norm;
-    const float *sinks;
+    qsf_score_terms terms;
 } qsf_mix_job;
 
 /* Loads the norms and the sinks of a layer. */

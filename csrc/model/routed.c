@@ -8,13 +8,11 @@
 #include <string.h>
 
 #include "base/checked.h"
-#include "base/fused.h"
 #include "base/status.h"
 #include "model/linear.h"
 
 /* ---- the choice of one token ---- */
 
-#define LANES 16
 #define STRIPS (QSF_MAX_LAYER_EXPERTS / QSF_STRIP)
 
 /* x [n] = softmax(x) */
@@ -129,17 +127,12 @@ void qsf_routing_choose(const qsf_kernels *k, const qsf_layer_kind *kind, float 
     make_weights(k, kind, weights);
 }
 
-/* Returns sigmoid(w . x), n values: 16 lanes of fmaf, added pairwise. */
+/* Returns sigmoid(w . x), n values. */
 static float gate_of(const qsf_kernels *k, const float *w, const float *x, uint32_t n)
 {
-    float lanes[LANES] = {0.0F};
-    for (uint32_t i = 0; i < n; i++)
-        lanes[i % LANES] = qsf_fmaf(w[i], x[i], lanes[i % LANES]);
-    for (uint32_t step = LANES / 2; step > 0; step /= 2)
-        for (uint32_t i = 0; i < step; i++)
-            lanes[i] += lanes[i + step];
-    sigmoid(k, lanes, 1);
-    return lanes[0];
+    float gate = qsf_ops_dot(w, x, n);
+    sigmoid(k, &gate, 1);
+    return gate;
 }
 
 typedef struct choose_job {
@@ -194,7 +187,7 @@ static void request(const qsf_ops *o, uint32_t layer_idx)
         s->units[n] = first_unit + i;
         s->uses[n++] = s->first[i + 1] - s->first[i];
     }
-    qsf_experts_request(o->experts, layer_idx, s->units, s->uses, n);
+    qsf_experts_request(o->experts, o->config->layers[layer_idx].pass_idx, s->units, s->uses, n);
 }
 
 qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx, const qsf_acts *x)
@@ -280,7 +273,7 @@ static qsf_status find_likely(qsf_ops *o, const qsf_layer *next, uint32_t n, uin
  * wrong (bench/LOG.md). */
 static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 {
-    return o->n_tokens == 1 && !next->kind->is_parallel &&
+    return o->n_tokens == 1 && !next->kind->is_parallel && o->config->block_layers == 0 &&
            2 * o->experts->n_missing > o->experts->n_wanted &&
            qsf_stream_resident(o->stream, next->unit_idx) != NULL;
 }
@@ -543,7 +536,7 @@ static void run_wave(wave *w, uint32_t n_tokens)
             qsf_experts_release(o->experts, w->members[i].i);
 }
 
-static qsf_status run_experts(qsf_ops *o, const float *x)
+static qsf_status run_experts(qsf_ops *o, const qsf_layer *l, const float *x)
 {
     const uint32_t n_tokens = o->n_tokens;
     const uint32_t n_choices = n_tokens * o->kind->n_chosen;
@@ -551,10 +544,10 @@ static qsf_status run_experts(qsf_ops *o, const float *x)
     kind.ffn = kind.expert_ffn;
     kind.ffn_dim = kind.expert_dim;
     o->kind = &kind;
-    QSF_TRY(guess_next(o, o->experts->layer_idx));
+    QSF_TRY(guess_next(o, (uint32_t)(l - o->config->layers)));
     wave w = {.ops = o,
               .x = x,
-              .first_unit = o->config->layers[o->experts->layer_idx].first_expert,
+              .first_unit = l->first_expert,
               .n_left = o->experts->n_wanted,
               .keeps = n_choices <= QSF_EXPERT_ROWS};
     while (w.n_left > 0) {
@@ -618,7 +611,7 @@ qsf_status qsf_routed_add(qsf_ops *o, const qsf_layer *l, const float *x)
         x = in.f32;
     }
     if (status == QSF_OK)
-        status = run_experts(o, x);
+        status = run_experts(o, l, x);
     o->kind = kind;
     o->n_tokens = n_tokens;
     qsf_experts_end(o->experts);

@@ -154,6 +154,13 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
     s->conv = qsf_arena_push(a, (size_t)c->conv_cols + c->conv_channels, sizeof *s->conv);
     s->head_bias = qsf_arena_push(a, c->has_head_bias ? c->n_vocab : 0, sizeof *s->head_bias);
+    s->blocks = qsf_arena_push(a, c->n_blocks * n * s->dim_stride, sizeof *s->blocks);
+    s->messages = qsf_arena_push(a, c->n_loop_blocks * n * s->dim_stride, sizeof *s->messages);
+    s->queries = qsf_arena_push(a, c->n_blocks != 0 ? 7 * (size_t)c->dim : 0, sizeof *s->queries);
+    s->relative = qsf_arena_push(a, n * qsf_stride(c->n_relative), sizeof *s->relative);
+    s->profiles = qsf_arena_push(a, c->n_profiles, sizeof *s->profiles);
+    s->sinks =
+        qsf_arena_push(a, c->n_blocks != 0 ? n * qsf_stride(c->n_heads) : 0, sizeof *s->sinks);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
     layout_integers(s, a, c, n_wide, widest);

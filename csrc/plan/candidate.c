@@ -75,13 +75,14 @@ void qsf_candidate_find_experts(qsf_candidate *d)
     plan->expert_slot_bytes = qsf_experts_slot_bytes(r);
     for (uint32_t i = 0; i < r->n_pass_layers; i++) {
         const qsf_layer_kind *const k = qsf_reader_layer_kind(r, i);
+        const uint32_t n_visits = qsf_reader_visits(r, qsf_reader_layer(r, i));
         uint64_t layer_bytes = 0;
         for (uint32_t j = 0; j < k->n_experts; j++)
             layer_bytes += r->units[qsf_reader_layer(r, i)->first_expert + j].raw_bytes;
         if (k->n_experts != 0)
-            plan->expert_token_bytes += layer_bytes / k->n_experts * k->n_chosen;
+            plan->expert_token_bytes += layer_bytes / k->n_experts * k->n_chosen * n_visits;
         plan->model_bytes = qsf_add_capped(plan->model_bytes, layer_bytes);
-        plan->experts_a_token += k->n_chosen;
+        plan->experts_a_token += k->n_chosen * n_visits;
         most_chosen = k->n_chosen > most_chosen ? k->n_chosen : most_chosen;
     }
     if (plan->n_experts != 0)
@@ -137,7 +138,8 @@ static void add_units(qsf_candidate *d)
         if (d->is_resident[unit_idx])
             plan->weights_bytes = qsf_add_capped(plan->weights_bytes, u->raw_bytes);
         else if (qsf_stream_passes_ring(r, unit_idx))
-            plan->streamed_bytes = qsf_add_capped(plan->streamed_bytes, u->stored_bytes);
+            for (uint32_t j = 0; j < qsf_reader_visits(r, u); j++)
+                plan->streamed_bytes = qsf_add_capped(plan->streamed_bytes, u->stored_bytes);
         plan->n_units_resident += d->is_resident[unit_idx];
     }
 }

@@ -25,6 +25,21 @@ static uint64_t keep(const qsf_reader *r, uint32_t unit_idx, uint64_t room_bytes
     return n_bytes;
 }
 
+static bool is_looped(const qsf_reader *r, uint32_t i)
+{
+    return qsf_reader_visits(r, qsf_reader_layer(r, i)) > 1;
+}
+
+/* Marks looped layers: without memory of its own, each is read several times a pass. */
+static uint64_t keep_looped(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
+{
+    uint64_t kept_bytes = 0;
+    for (uint32_t i = 0; i < r->n_pass_layers; i++)
+        if (is_looped(r, i))
+            kept_bytes += keep(r, r->layer_units[i], room_bytes - kept_bytes, is_resident);
+    return kept_bytes;
+}
+
 /* Marks the units at the end of a pass: the final norm with the head, and a tied embedding; and the
  * MTP head, for whose guesses these units are used again. */
 static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
@@ -70,13 +85,15 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
 
 uint64_t qsf_residence_add(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
+    const uint64_t looped_bytes = keep_looped(r, room_bytes, is_resident);
+    room_bytes -= looped_bytes;
     const uint64_t head_bytes = keep_head(r, room_bytes, is_resident);
     /* Rounds the room down to whole layers: 9 of 9.7 layers are spread most evenly as 9. */
     const uint64_t layers_bytes = spread(r, head_bytes, room_bytes - head_bytes, true, is_resident);
     uint64_t kept_bytes = head_bytes + spread(r, head_bytes, layers_bytes, false, is_resident);
     for (uint32_t i = 0; i < r->n_pass_layers; i++)
         kept_bytes += keep(r, r->layer_units[i], room_bytes - kept_bytes, is_resident);
-    return kept_bytes;
+    return looped_bytes + kept_bytes;
 }
 
 uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_resident)
@@ -140,14 +157,15 @@ static uint32_t distance_to_streamed(const qsf_residency *now, uint32_t i)
     return distance;
 }
 
-/* Returns the layer to drop: the farthest from streamed ones; QSF_UNIT_NONE if none is worth it. */
-static uint32_t farthest_layer(const qsf_residency *now)
+/* Returns the layer to drop, looped or not: the farthest from streamed ones; QSF_UNIT_NONE if none
+ * is worth it. */
+static uint32_t farthest_layer(const qsf_residency *now, bool of_looped)
 {
     const qsf_reader *const r = now->stream->reader;
     uint32_t best = QSF_UNIT_NONE;
     uint32_t best_distance = 0;
     for (uint32_t i = r->n_pass_layers; i-- > 0;) {
-        if (!is_worth_dropping(now, r->layer_units[i]))
+        if (is_looped(r, i) != of_looped || !is_worth_dropping(now, r->layer_units[i]))
             continue;
         const uint32_t distance = distance_to_streamed(now, i);
         if (distance > best_distance) {
@@ -164,9 +182,11 @@ uint32_t qsf_eviction_choose(const qsf_residency *now)
     const bool has_own_embedding = !qsf_stream_passes_ring(r, r->embedding_unit);
     if (has_own_embedding && now->stream->ring != NULL && is_worth_dropping(now, r->embedding_unit))
         return r->embedding_unit;
-    const uint32_t layer = farthest_layer(now);
-    if (layer != QSF_UNIT_NONE)
-        return layer;
+    for (int of_looped = 0; of_looped < 2; of_looped++) {
+        const uint32_t layer = farthest_layer(now, of_looped != 0);
+        if (layer != QSF_UNIT_NONE)
+            return layer;
+    }
     if (is_worth_dropping(now, r->final_unit))
         return r->final_unit;
     return !has_own_embedding && is_worth_dropping(now, r->embedding_unit) ? r->embedding_unit
@@ -193,7 +213,7 @@ uint32_t qsf_eviction_choose_return(const qsf_residency *now)
         if (!is_missing(now, unit_idx))
             continue;
         n_missing++;
-        const uint32_t distance = distance_to_streamed(now, i);
+        const uint32_t distance = is_looped(r, i) ? 0 : distance_to_streamed(now, i);
         if (distance < best_distance) {
             best = unit_idx;
             best_distance = distance;

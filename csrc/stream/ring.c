@@ -61,7 +61,7 @@ struct qsf_ring {
     uint32_t n_reading;   /* pieces that a reader reads or verifies */
     uint32_t n_under_way; /* those with a read in flight */
     /* the cursor of reading */
-    uint32_t *order; /* [n_stream_units] */
+    uint32_t *order; /* [qsf_ring_order_units()] */
     uint32_t n_order;
     uint32_t n_always;
     uint32_t next_order;
@@ -340,7 +340,7 @@ static void lay_out(layout *l, qsf_arena *a, size_t ring_bytes, size_t range_byt
         ring_bytes / choose_slot_bytes(ring_bytes, range_bytes, QSF_IO_MAX_DEPTH);
     l->ring = qsf_arena_push(a, 1, sizeof *l->ring);
     l->pieces = qsf_arena_push(a, most_slots, sizeof *l->pieces);
-    l->order = qsf_arena_push(a, r->n_stream_units, sizeof *l->order);
+    l->order = qsf_arena_push(a, qsf_ring_order_units(r), sizeof *l->order);
     l->is_taken = qsf_arena_push(a, most_slots, sizeof *l->is_taken);
     l->seam = qsf_arena_push(a, range_bytes + QSF_DATA_ALIGN, 1);
     l->bytes = qsf_arena_push(a, ring_bytes + QSF_IO_ALIGN, 1);
@@ -430,7 +430,7 @@ static void restart(qsf_ring *ring, uint32_t next_order, uint64_t next_pass)
 
 void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always)
 {
-    assert(n_units <= ring->reader->n_stream_units && n_always <= n_units);
+    assert(n_units <= qsf_ring_order_units(ring->reader) && n_always <= n_units);
     qsf_mutex_lock(&ring->lock);
     ring->is_paused = true; /* readers use the order */
     ring->unit_idx = NONE;

@@ -41,6 +41,13 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
                            const qsf_io_setup *setup, size_t ring_bytes, size_t range_bytes);
 void qsf_ring_destroy(qsf_ring *ring); /* accepts NULL */
 
+/* Most units of an order: looped ones are in it once for each of their visits. Layers that are left
+ * out count, because they may come back. */
+static inline uint32_t qsf_ring_order_units(const qsf_reader *r)
+{
+    return r->n_stream_units + (r->arch.loop_end - r->arch.loop_begin) * (r->arch.loop_passes - 1);
+}
+
 /* Sets the streamed units [n_units] in the order of use and drops all bytes read ahead. Every pass
  * uses the first n_always units; the others are read only after a pass that uses them has begun. */
 void qsf_ring_set_order(qsf_ring *ring, const uint32_t *units, uint32_t n_units, uint32_t n_always);

@@ -136,8 +136,8 @@ size_t qsf_stream_unit_buffer_bytes(const qsf_reader *r, uint32_t unit_idx)
 
 size_t qsf_stream_table_bytes(const qsf_reader *r)
 {
-    return r->n_stream_units *
-           (sizeof(unsigned char *) + sizeof(qsf_unit_time) + sizeof(uint32_t) + sizeof(bool));
+    return r->n_stream_units * (sizeof(unsigned char *) + sizeof(qsf_unit_time) + sizeof(bool)) +
+           qsf_ring_order_units(r) * sizeof(uint32_t);
 }
 
 #define NONE UINT32_MAX
@@ -224,10 +224,11 @@ static void set_order(qsf_stream *s)
     const qsf_reader *const r = s->reader;
     uint32_t n = 0;
     uint32_t n_always = 0;
-    for (uint32_t i = 0; i < r->n_pass_layers; i++) {
-        if (s->resident[r->layer_units[i]] == NULL)
-            s->order[n++] = r->layer_units[i];
-        n_always = i < r->n_storing_layers ? n : n_always;
+    for (uint32_t i = 0; i < r->n_visits; i++) {
+        const uint32_t layer = qsf_reader_visited(r, i);
+        if (s->resident[r->layer_units[layer]] == NULL)
+            s->order[n++] = r->layer_units[layer];
+        n_always = layer < r->n_storing_layers ? n : n_always;
     }
     if (s->resident[r->final_unit] == NULL)
         s->order[n++] = r->final_unit;
@@ -358,7 +359,7 @@ qsf_status qsf_stream_init(qsf_stream *s, qsf_reader *r, qsf_ledger *ledger,
     if (status == QSF_OK)
         status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->times, &s->times);
     if (status == QSF_OK)
-        status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->order, &s->order);
+        status = acquire(s, QSF_USE_TABLES, qsf_ring_order_units(r) * sizeof *s->order, &s->order);
     if (status == QSF_OK)
         status = acquire(s, QSF_USE_TABLES, r->n_stream_units * sizeof *s->mask, &s->mask);
     if (status == QSF_OK)
@@ -380,7 +381,8 @@ void qsf_stream_destroy(qsf_stream *s)
     qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->ple_band.bytes, s->sizes.ple_band_bytes);
     qsf_ledger_release(s->ledger, QSF_USE_EMBEDDING, s->band.bytes, s->sizes.band_bytes);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->mask, n_units * sizeof *s->mask);
-    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order, n_units * sizeof *s->order);
+    qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->order,
+                       qsf_ring_order_units(s->reader) * sizeof *s->order);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->times, n_units * sizeof *s->times);
     qsf_ledger_release(s->ledger, QSF_USE_TABLES, s->resident, n_units * sizeof *s->resident);
     *s = (qsf_stream){.band = {NULL, NONE}, .ple_band = {NULL, NONE}, .unit_idx = NONE};

@@ -54,7 +54,7 @@ typedef struct qsf_stream {
     qsf_stopwatch *stopwatch; /* borrowed, of the pass; or NULL */
     unsigned char **resident; /* [n_stream_units]; NULL: streamed */
     qsf_unit_time *times;     /* [n_stream_units] */
-    uint32_t *order;          /* [n_stream_units] the streamed units in the order of the pass */
+    uint32_t *order;          /* [qsf_ring_order_units()] streamed units in the order of the pass */
     bool *mask;               /* [n_stream_units] scratch */
     qsf_ring *ring;           /* NULL if nothing is streamed */
     size_t ring_bytes;

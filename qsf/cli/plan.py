@@ -56,7 +56,9 @@ def plan_command(
 
     path = find_model(model, is_quiet=quiet)
     with Reader(path) as reader:
-        header, kinds, size = reader.header, reader.layer_kinds, size_of(reader)
+        header, size = reader.header, size_of(reader)
+        visited = [[kind] * reader.arch.visits(i) for i, kind in enumerate(reader.layer_kinds)]
+        kinds = [kind for visits in visited for kind in visits]
     requests = [{"ram_budget": budget, "threads": threads} for _, budget in _BUDGETS]
     plans = [
         (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(model, *requests), strict=True)

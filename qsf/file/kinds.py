@@ -60,7 +60,7 @@ class LayerKind(KindFields):
 
     @property
     def has_attention(self) -> bool:
-        return self.mixer in (Mixer.ATTENTION, Mixer.ATTENTION_AND_SSD)
+        return self.mixer in (Mixer.ATTENTION, Mixer.ATTENTION_AND_SSD, Mixer.RELATIVE)
 
     @property
     def has_ssd(self) -> bool:
@@ -107,6 +107,8 @@ class LayerKind(KindFields):
     def channels(self, dim: int) -> int:
         if self.mixer == Mixer.SHORT_CONV:
             return dim
+        if self.mixer == Mixer.RELATIVE:  # of keys, of values, behind attention and FFN
+            return 2 * self.n_kv_heads * self.head_dim + 2 * dim
         return 2 * self.n_key_heads * self.key_dim + self.values
 
 

@@ -73,7 +73,10 @@ EXACT: Final = (  # f16 or f32 alone
 )  # fmt: skip
 FINE: Final = (  # of 8 bits at least: all heads, or few numbers, go through them
     TensorType.K_UP, TensorType.V_UP, TensorType.GATE_UP, TensorType.OWN_IN, TensorType.OWN_GATE,
-    TensorType.OWN_OUT, TensorType.MTP_JOIN,
+    TensorType.OWN_OUT, TensorType.MTP_JOIN, TensorType.RELATIVE, TensorType.TOKEN_SINKS,
+    TensorType.K_TAPS, TensorType.V_TAPS,
+    *(TensorType[f"{part}_{name}"] for part in ("Q", "K", "V", "FFN")
+      for name in ("GATE_DOWN", "FORGET", "GAIN")),
 )  # fmt: skip
 
 
@@ -161,6 +164,10 @@ class Arch(ArchFields):
     """The ``ARCH`` section, which a reader fills the defaults in; fields as ``qsf_arch``."""
 
     __slots__ = ()
+
+    def visits(self, layer: int) -> int:
+        """Return how often a token passes through a layer."""
+        return self.loop_passes if self.loop_begin <= layer < self.loop_end else 1
 
 
 DEFAULT_ARCH: Final = Arch()

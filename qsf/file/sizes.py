@@ -59,12 +59,14 @@ def size_of(reader: Reader) -> ModelSize:
 
 
 def _tensors_of(reader: Reader) -> Iterator[tuple[Tensor, int, int]]:
-    """Yield tensors, how many of each there are, and how many of these one token uses."""
+    """Yield tensors, how many of each there are, and how often one token uses them."""
     for unit in reader.units:
         if unit.id.role == Role.EXPERT:
             continue
-        yield from ((tensor, 1, 1) for tensor in unit.tensors)
+        is_layer = unit.id.role == Role.LAYER
+        n_visits = reader.arch.visits(unit.id.layer) if is_layer else 1
+        yield from ((tensor, 1, n_visits) for tensor in unit.tensors)
     for i, kind in enumerate(reader.layer_kinds):
         experts = reader.experts_of(i)
         for tensor in experts[0].tensors if experts else ():
-            yield tensor, kind.n_experts, kind.n_chosen
+            yield tensor, kind.n_experts, kind.n_chosen * reader.arch.visits(i)

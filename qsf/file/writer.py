@@ -47,7 +47,9 @@ _EXPERT_TENSORS: Final = tuple(
     for row in lay.LAYER_TENSORS
     if row[2] in ("FFN", "OUT", "GATED") and row[1] != Layout.OUTLIERS and row[0] != _T.FFN_SUB_NORM
 )
-_FINAL_ORDER: Final = (_T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.JOIN, _T.HEAD_BIAS)
+_FINAL_ORDER: Final = (
+    _T.FINAL_QUERY, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.JOIN, _T.HEAD_BIAS,
+)  # fmt: skip
 EXPERT_TYPES: Final = (
     _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
     _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
@@ -85,6 +87,14 @@ def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[
         "EXPERTS": kind.n_experts,
         "PLE": own_width,
         "JOINED": 2 * h.dim,
+        "QUERIED": (3 if kind.has_own_inputs else 1) * h.dim,
+        "MESSAGES": 4 * h.dim,
+        "LOOPED": kind.message_rank,
+        "RELATIVE": kind.n_heads * kind.relative_dim,
+        "PROFILES": kind.relative_dim * kind.relative_extent,
+        "KV_CONV": kind.n_taps * k,
+        "DIM_CONV": kind.n_taps * h.dim,
+        "TAPS": kind.n_kv_heads * kind.n_taps,
     }
     return {row[0]: (extents[row[3]], extents[row[4]]) for row in lay.LAYER_TENSORS}
 
@@ -114,6 +124,7 @@ def unit_shapes(
         return expert_shapes(h, kinds[unit.layer])
     return {
         _T.EMBEDDING: (h.n_vocab, h.dim),
+        _T.FINAL_QUERY: (1, h.dim),
         _T.FINAL_NORM: (1, h.dim),
         _T.FINAL_NORM_BIAS: (1, h.dim),
         _T.DENSE: (vector_dim or h.dim, h.dim),
@@ -492,7 +503,7 @@ class Writer(Output):
         if unit.id.role != Role.FINAL:
             return
         types = [t.type for t in unit.tensors]
-        if types[0] != TensorType.FINAL_NORM:
+        if TensorType.FINAL_NORM not in types:
             raise QsfArgumentError("the final unit has no final norm")
         if not self._is_tied and types[-1] not in lay.HEADS:
             raise QsfArgumentError("the final unit has no output head, and it is not tied")

@@ -128,8 +128,29 @@ static void check_hostile(void)
         }
 }
 
+/* Layers that a pass runs several times stay before others, and before the head. */
+static void check_looped(void)
+{
+    synthetic_make(&units, 8, 1000, false);
+    qsf_reader *const r = &units.reader;
+    r->arch.loop_begin = 3;
+    r->arch.loop_end = 6;
+    r->arch.loop_passes = 3;
+    for (uint16_t i = 0; i < 8; i++)
+        units.units[1 + i].layer = i;
+    memset(is_resident, 0, sizeof is_resident);
+    CHECK_EQ_U64(qsf_residence_add(r, 3000, is_resident), 3000);
+    for (uint32_t i = 0; i < 8; i++)
+        CHECK_EQ(is_resident[1 + i], i >= 3 && i < 6);
+    CHECK_EQ(qsf_reader_visited(r, 5), 5);
+    CHECK_EQ(qsf_reader_visited(r, 11), 5);
+    CHECK_EQ(qsf_reader_visited(r, 12), 6);
+    r->arch.loop_end = 0;
+}
+
 int main(void)
 {
+    check_looped();
     const uint32_t counts[] = {1, 2, 3, 5, 22, 31, 32, 33, 80};
     const uint64_t heads[] = {64, 74000, 112000, 300000};
     for (size_t i = 0; i < COUNT_OF(counts); i++)

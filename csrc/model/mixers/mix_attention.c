@@ -119,6 +119,15 @@ static void gate_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
     }
 }
 
+float *qsf_attention_gate(qsf_ops *o)
+{
+    if (o->kind->output_gate != 0)
+        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,
+                     o);
+    return o->kind->output_gate == QSF_OUTPUT_GATE_OF_ELEMENTS ? o->scratch->mix_gate
+                                                               : o->scratch->attended;
+}
+
 qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                              uint32_t layer_idx)
 {
@@ -129,12 +138,8 @@ qsf_status qsf_mix_attention(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)
         return QSF_OK;
-    QSF_TRY(qsf_attention_run(o, chunk, l->kv_layer, job.sinks));
-    if (o->kind->output_gate != 0)
-        qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)qsf_q_dim(o->kind)), gate_rows,
-                     o);
+    QSF_TRY(qsf_attention_run(o, chunk, l->kv_layer, &job.terms));
+    float *const out = qsf_attention_gate(o);
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
-    float *const out = o->kind->output_gate == QSF_OUTPUT_GATE_OF_ELEMENTS ? o->scratch->mix_gate
-                                                                           : o->scratch->attended;
     return qsf_block_end_mixer(o, l, out, qsf_q_dim(o->kind));
 }

@@ -27,9 +27,7 @@ void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_ch
     }
 }
 
-/* Returns the channels at a position that rows of the segment see, from the chunk or from the
- * state. */
-static const float *row_at(const qsf_convolution *c, const qsf_segment *g, int64_t position)
+const float *qsf_convolution_at(const qsf_convolution *c, const qsf_segment *g, int64_t position)
 {
     if (position >= g->first_position)
         return c->rows + (g->first_row + (size_t)(position - g->first_position)) * c->stride;
@@ -37,7 +35,7 @@ static const float *row_at(const qsf_convolution *c, const qsf_segment *g, int64
     const int64_t n_back = g->first_position - position; /* 1 .. n_taps - 1 */
     const size_t n_kept = c->ops->kind->n_taps - 1;
     return state == NULL ? c->ops->scratch->conv + c->ops->config->conv_cols /* zeros */
-                         : state + (n_kept - (size_t)n_back) * c->n_channels;
+                         : state + n_kept * c->first + (n_kept - (size_t)n_back) * c->n_channels;
 }
 
 void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_t t, size_t begin,
@@ -47,7 +45,8 @@ void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_
     const float *rows[QSF_MAX_TAPS];
     for (size_t tap = 0; tap < n_taps; tap++)
         rows[tap] =
-            row_at(c, g, (int64_t)g->first_position + t - (int64_t)(n_taps - 1 - tap)) + begin;
+            qsf_convolution_at(c, g, (int64_t)g->first_position + t - (int64_t)(n_taps - 1 - tap)) +
+            begin;
     c->ops->kernels->conv(rows, c->w + begin, c->n_channels, n_taps,
                           c->bias != NULL ? c->bias + begin : NULL, out, end - begin);
 }
@@ -61,14 +60,15 @@ void qsf_convolution_keep(const qsf_convolution *c, const qsf_segment *g, size_t
         uint32_t position;
         float *const to = qsf_statecache_after(states, c->layer_idx, i, &position);
         for (size_t r = 0; r < n_kept; r++)
-            memcpy(to + r * c->n_channels + begin,
-                   row_at(c, g, (int64_t)position - (int64_t)(n_kept - r)) + begin, n_bytes);
+            memcpy(to + n_kept * c->first + r * c->n_channels + begin,
+                   qsf_convolution_at(c, g, (int64_t)position - (int64_t)(n_kept - r)) + begin,
+                   n_bytes);
     }
     for (uint32_t t = 0; t < g->n_tokens; t++) {
         const uint32_t position = g->first_position + t;
         if (position >= states->next_position)
-            memcpy(qsf_statecache_row(states, c->layer_idx, position) + begin,
-                   row_at(c, g, position) + begin, n_bytes);
+            memcpy(qsf_statecache_row(states, c->layer_idx, position) + c->first + begin,
+                   qsf_convolution_at(c, g, position) + begin, n_bytes);
     }
 }
 
@@ -137,7 +137,12 @@ qsf_status qsf_mix_conv(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, 
 {
     const qsf_scratch *const s = o->scratch;
     const uint32_t dim = o->config->dim;
-    conv_job job = {{o, layer_idx, s->k, qsf_stride(dim), dim, NULL, NULL}, chunk};
+    conv_job job = {{.ops = o,
+                     .layer_idx = layer_idx,
+                     .rows = s->k,
+                     .stride = qsf_stride(dim),
+                     .n_channels = dim},
+                    chunk};
     QSF_TRY(project(o, l, job.conv.stride));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_CONV], s->conv, &job.conv.w));
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_CONV_BIAS], 3, &job.conv.bias));

@@ -163,7 +163,7 @@ qsf_status qsf_mix_latent(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk
     qsf_ops_lap(o, QSF_PHASE_QKV);
     if (o->stores_only)
         return QSF_OK;
-    QSF_TRY(qsf_attention_run(o, chunk, layer_idx, job.sinks));
+    QSF_TRY(qsf_attention_run(o, chunk, layer_idx, &job.terms));
     qsf_ops_lap(o, QSF_PHASE_ATTENTION);
     QSF_TRY(run_heads(o, &v_up, s->attended, kind->latent_rank, kind->latent_value_dim));
     if (kind->output_gate != 0)

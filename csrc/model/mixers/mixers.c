@@ -9,6 +9,7 @@ const qsf_mixer qsf_mixers[QSF_MIXER_COUNT] = {
     [QSF_MIXER_SSD] = {qsf_mix_ssd, qsf_heads_describe},
     [QSF_MIXER_ATTENTION_AND_SSD] = {qsf_mix_attention_and_ssd, qsf_heads_describe},
     [QSF_MIXER_NONE] = {0},
+    [QSF_MIXER_RELATIVE] = {qsf_mix_relative, qsf_mix_relative_describe},
 };
 
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out)

@@ -26,12 +26,23 @@ qsf_mixer_run_fn qsf_mix_conv;
 qsf_mixer_run_fn qsf_mix_delta;
 qsf_mixer_run_fn qsf_mix_ssd;
 qsf_mixer_run_fn qsf_mix_attention_and_ssd;
+qsf_mixer_run_fn qsf_mix_relative;
 qsf_state_describe_fn qsf_mix_conv_describe;
+qsf_state_describe_fn qsf_mix_relative_describe;
 
 extern const qsf_mixer qsf_mixers[QSF_MIXER_COUNT]; /* by qsf_mixer_kind */
 
 /* Describes the state of a layer by its mixer. */
 void qsf_mixers_describe_state(const qsf_config *c, uint32_t layer, qsf_state_layer *out);
+
+/* ---- of the relative mixer, whose layers are in residual blocks ---- */
+
+/* It leaves the FFN's input in `input`. x += convolution(y), y: what the FFN made of it. */
+qsf_status qsf_relative_end(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
+                            uint32_t layer_idx);
+
+/* y = what the final query finds in the blocks of n_layers and in x, for the rows that are left */
+qsf_status qsf_relative_final(qsf_ops *o, const qsf_tensor *query, uint32_t n_layers);
 
 /* ---- the first step of recurrent mixers ---- */
 
@@ -45,6 +56,7 @@ typedef struct qsf_convolution {
     const float *rows; /* [chunk, stride] */
     size_t stride;
     size_t n_channels;
+    size_t first;      /* channels of other convolutions before it, in the state and in the log */
     const float *w;    /* [n_taps, n_channels] */
     const float *bias; /* [n_channels], or NULL */
 } qsf_convolution;
@@ -62,6 +74,10 @@ void qsf_convolution_replay(const qsf_state_layer *l, size_t n_kept, size_t n_ch
 /* out [0 .. end - begin) = channels begin .. end - 1 at row t of a segment */
 void qsf_convolution_row(const qsf_convolution *c, const qsf_segment *g, uint32_t t, size_t begin,
                          size_t end, float *out);
+
+/* Returns the channels at a position that rows of the segment see, from the chunk or from the
+ * state. */
+const float *qsf_convolution_at(const qsf_convolution *c, const qsf_segment *g, int64_t position);
 
 /* Stores channels begin .. end - 1 of the states after a segment's own tokens, and of its
  * drafts. */

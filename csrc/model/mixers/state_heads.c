@@ -302,8 +302,11 @@ qsf_heads_job qsf_heads_begin(const qsf_ops *o, const qsf_chunk *chunk, uint32_t
         .z = z,
         .ops = o,
         .chunk = chunk,
-        .conv = {o, layer_idx, o->scratch->q, qsf_stride((uint32_t)z.channels), z.channels, NULL,
-                 NULL},
+        .conv = {.ops = o,
+                 .layer_idx = layer_idx,
+                 .rows = o->scratch->q,
+                 .stride = qsf_stride((uint32_t)z.channels),
+                 .n_channels = z.channels},
     };
 }
 

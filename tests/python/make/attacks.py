@@ -245,7 +245,7 @@ ATTACKS: list[Attack] = [
     ("1 byte", F, arch(b"\0")),
     ("no value", F, arch(struct.pack("<HBB", 1, 2, 0))),
     ("half a value", F, arch(f32(1, 1.0)[:-1])),
-    ("new key of a new type", U, arch(struct.pack("<HBB", 16, 9, 0))),
+    ("new key of a new type", U, arch(struct.pack("<HBB", 20, 9, 0))),
     ("descending", F, arch(u32(9, 0) + u32(8, 0))),
     ("twice", F, arch(u32(9, 0) + u32(9, 0))),
     ("reserved", F, arch(struct.pack("<HBBI", 9, 1, 1, 0))),

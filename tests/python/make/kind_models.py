@@ -194,7 +194,7 @@ def write_model(
             is_layer = unit.role == Role.LAYER
             types = layers[unit.layer].types() if is_layer else set(order)
             types |= set(_OWN) if is_layer and arch.own_width else set()
-            types -= {T.DENSE, T.SECOND_SHIFT, T.JOIN}  # of encoders and drafters
+            types -= {T.DENSE, T.SECOND_SHIFT, T.JOIN, T.FINAL_QUERY}  # of other models
             if not is_layer and norm == Norm.RMS:
                 types -= {T.FINAL_NORM_BIAS}
             w.begin_unit(unit, dtype=dtype, importance=0.1 * n)
