@@ -134,7 +134,8 @@ def golden(
         if faults:
             raise ValueError(f"{model_type}: {faults}")
         model.eval()
-        n_vocab = options.get("text_config", options)["vocab_size"]
+        text = options.get("text_config", options)
+        n_vocab = text.get("unpadded_vocab_size", text["vocab_size"])
         tokens = made.tokens_of(n_vocab)
         if "num_labels" in options:
             return saved, shapes, *_of_pairs(model, tokens)

@@ -68,6 +68,11 @@ class Original:
                 "a drafter reads another model's keys, which calibration and qsf eval lack: convert"
                 " it without --calibration"
             )
+        if plan.facts.arch.block_layers:
+            raise QsfConversionError(
+                "a model whose layers are in residual blocks (Inkling 2) is not computed layer by"
+                " layer: convert it without --calibration and --target-size"
+            )
         self._checkpoint = checkpoint
         self._by_unit: dict[UnitId, list[Target]] = {}
         self._kept_experts: dict[UnitId, Weights] = {}  # the tensors of one layer

@@ -56,7 +56,7 @@ def with_equal_keys(plan: Plan, checkpoint: Checkpoint) -> Plan:
         targets = by_unit[unit]
         if not kind.has_attention or kind.latent_rank or kind.kv_source or kind.qkv_limit:
             continue
-        if kind.value_norm:  # of Gemma 4, whose drafters read these keys
+        if kind.value_norm:  # of Gemma 4, whose drafters read these keys; and of Inkling 2
             continue
         # Layers whose queries read these keys, too.
         sharing = [i for i, other in enumerate(kinds) if other.kv_source == layer_idx + 1]

@@ -21,6 +21,7 @@ from qsf_converter.sources.families import (
     gpt,
     granite,
     hybrids,
+    inkling,
     latent,
     llama,
 )
@@ -29,7 +30,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, granite, gemma, gpt, experts, latent, delta, hybrids, encoders)
+    for module in (llama, granite, gemma, gpt, experts, latent, delta, hybrids, inkling, encoders)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
@@ -39,9 +40,8 @@ _ANY_CASE: Final = {name.lower(): name for name in (*FAMILIES, *_NESTED)}
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.
 _MISSING: Final = (
-    (r"Inkling2Loop", "layers that run several times, residuals that attend, learned biases of "
-     "distance", "Qwen 3 MoE"),
-    (r"Inkling", "residuals that attend, learned biases of distance", "Qwen 3 MoE"),
+    (r"Inkling", "convolutions around dense layers, shared experts weighed with the others",
+     "Inkling 2"),
     (r"Qwen4Exp", "hyper-connections, attention to chosen blocks, rows for n-grams",
      "Qwen 3.5, 3.6 MoE"),
     (r"Bailing.*Linear|BailingMoeV2_5|Glm5", "a gated delta rule of another form", "Kimi Linear"),

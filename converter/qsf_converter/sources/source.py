@@ -17,7 +17,13 @@ from qsf.text.render import one_process
 from qsf_converter import sources
 from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import KEPT, Checkpoint, padded, to_float32
+from qsf_converter.sources.checkpoint import (
+    KEPT,
+    Checkpoint,
+    DerivedCheckpoint,
+    padded,
+    to_float32,
+)
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
@@ -160,6 +166,8 @@ def _completed(
         tokenizer, chat, left_out = usable_tokenizer(tokenizer, source.facts.header, chat)
         warnings += left_out
     facts = dataclasses.replace(source.facts, warnings=(*source.facts.warnings, *warnings))
+    if source.family.derive is not None:
+        checkpoint = DerivedCheckpoint(checkpoint, source.family.derive(checkpoint, facts))
     checkpoint = padded(checkpoint, facts.padded)
     return dataclasses.replace(
         source, facts=facts, checkpoint=checkpoint, tokenizer=tokenizer, chat=chat

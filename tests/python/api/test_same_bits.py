@@ -71,6 +71,7 @@ MAKERS: dict[str, Callable[[Path, Path], Any]] = {
     "shared": lambda _, path: write_model(path, SHARED, dtype=Dtype.F16, arch=OWN_ARCH, seed=7),
     "short-conv": lambda folder, path: write_recurrent(folder, case="lfm2").rename(path),
     "mtp": lambda folder, path: write_recurrent(folder, case="qwen3_5+mtp").rename(path),
+    "looped": lambda folder, path: write_recurrent(folder, case="inkling2_loop").rename(path),
 }
 KINDS = list(MAKERS)
 

@@ -24,6 +24,7 @@ import pytest
 
 import qsf
 from make.commands import COMMAND, Start
+from make.recurrent_models import write_wide_loop
 from make.streamed_models import (
     IO_METHODS,
     least_options,
@@ -34,6 +35,7 @@ from make.streamed_models import (
 from qsf.errors import QsfFormatError
 from qsf.file.layout import TensorType
 from qsf.file.reader import Reader
+from qsf.file.sizes import size_of
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
@@ -258,6 +260,38 @@ def test_budgets_and_ways_of_reading(model_path: Path) -> None:
 
 
 # ---- what is counted ----
+
+
+def test_looped_layers_are_read_at_each_visit(tmp_path: Path) -> None:
+    path, n_tokens = write_wide_loop(tmp_path), 8
+    with Reader(path) as reader:
+        stored = {unit.id.name: unit.stored_bytes for unit in reader.units}
+        visits = [reader.arch.visits(i) for i in range(reader.header.n_layers)]
+        used = size_of(reader).token_bytes
+    assert visits == [1, 1, 3, 3, 1, 1]
+    of_layers = sum(n * stored[f"layer {i}"] for i, n in enumerate(visits))
+    assert (
+        of_layers < used < of_layers + stored["final unit"] + 10 * 2 * stored["layer 2, expert 0"]
+    )
+    logits = []
+    options = least_options(path, draft="off", max_seq_len=40)
+    for budget in (None, options["ram_budget"]):
+        with qsf.Model(path, **{**options, "ram_budget": budget}) as model:
+            logits.append(model.logits(list(range(n_tokens))))
+            units, plan = model.timeline, model.info.plan
+    assert np.array_equal(logits[0], logits[1])
+    n_chunks = -(-n_tokens // plan.chunk_tokens)
+    streamed = {
+        unit.name: n * stored[unit.name]
+        for unit, n in zip(units[1:-1], visits, strict=True)
+        if not unit.is_resident
+    }
+    of_final = 0 if units[-1].is_resident else stored["final unit"]
+    assert "layer 2" in streamed
+    assert plan.streamed_bytes == sum(streamed.values()) + of_final
+    for unit in units[1:-1]:
+        assert unit.read_bytes == n_chunks * streamed.get(unit.name, 0)
+    assert plan.experts_a_token == sum(visits) * 2
 
 
 def test_the_timeline_adds_up(model_path: Path) -> None:

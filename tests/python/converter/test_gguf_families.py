@@ -42,6 +42,7 @@ NOT_SAID = (
     "granite_swa-plain", "granitemoe_swa", "solar_open",
     "bailing_hybrid", "bailing_hybrid-plain", "granitemoehybrid", "granitemoehybrid-nope",
     "olmo_hybrid", "olmo_hybrid-rope", "lfm3", "lfm3-plain",
+    "inkling2", "inkling2_loop", "inkling2_loop-nested",
     "nemotron_h-groups",  # how many groups are kept
 )  # fmt: skip
 

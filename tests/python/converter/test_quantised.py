@@ -184,6 +184,16 @@ def nvfp4(*, is_ct: bool) -> Made:
     return {"quant_method": method}, stored, E2M1[codes] * of_blocks.repeat(16, 1)
 
 
+def inkling() -> Made:
+    codes, scale = random(16, 2, N, M), random(120, 2, N, M // 16)
+    largest, below, weight = scales(2), scales(2), "m.w13_weight"
+    of_experts = (largest / below)[:, None, None]
+    stored = {weight: of("U8", nibbles(codes)), f"{weight}_scale": of("F8_E4M3", scale),
+              f"{weight}_amax": of("F32", largest),
+              f"{weight}_outer_scale_denominator": of("F32", below)}  # fmt: skip
+    return {}, stored, E2M1[codes] * e4m3(scale).repeat(16, -1) * of_experts
+
+
 def mxfp4() -> Made:
     codes, scale = random(16, N, M), (random(8, N, M // 32) + 118).astype(np.uint8)
     stored = {f"{W}_packed": of("U8", nibbles(codes)), f"{W}_scale": of("U8", scale)}
@@ -247,7 +257,7 @@ def cast() -> Made:  # FP8 without a word and without scales
 FORMULAS: dict[str, Callable[[], Made]] = {
     made.__name__: made
     for made in (fp8_ragged, fp8_mistral, fp8_fnuz, fbgemm, mxfp8, mxfp4, kimi, gptq_v2, awq_gemv,
-                 torchao_int4, fused, cast)
+                 inkling, torchao_int4, fused, cast)
 } | {"nvfp4": lambda: nvfp4(is_ct=True), "modelopt": lambda: nvfp4(is_ct=False)}  # fmt: skip
 
 

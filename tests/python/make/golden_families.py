@@ -64,6 +64,11 @@ class Case:
         return name.endswith("Model") and not name.endswith("LMHeadModel")
 
     @property
+    def has_blocks(self) -> bool:
+        """Has it residual blocks, which the converter's original does not compute?"""
+        return any(".attn_res." in name for name in self.shapes)
+
+    @property
     def has_delta_rule(self) -> bool:
         """Has it the delta rule, of whose output transformers itself is further from the same?"""
         return any("linear_attn" in name or "attention.A_log" in name for name in self.shapes)

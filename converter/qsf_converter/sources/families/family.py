@@ -21,7 +21,7 @@ from qsf.file.layout import (
     Positions,
     TensorType,
 )
-from qsf_converter.sources.checkpoint import Axis
+from qsf_converter.sources.checkpoint import Axis, Checkpoint, Matrix
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.gguf import Gguf
@@ -248,6 +248,8 @@ class Family:
     rope_parameters: Callable[[Config, str], Config] = parameters_of
     has_partial_rope: bool = False
     adjust: Callable[[Draft], None] | None = None
+    # Makes tensors that the rules name of others, which may have their names.
+    derive: Callable[[Checkpoint, Facts], Iterable[Matrix]] | None = None
     gguf: Gguf | None = None
     ignored_keys: str = ""  # an expression for those without effect, whatever they say
     # Field -> the value, or values, that change nothing in the engine's computation; others are

@@ -51,6 +51,7 @@ class Where(enum.Enum):
     WINDOWED_KEYS = enum.auto()  # both of WINDOWED and of KEYS
     UNLIMITED_KEYS = enum.auto()  # both of UNLIMITED and of KEYS
     MTP = enum.auto()  # the MTP head
+    LOOPED = enum.auto()  # those that run several times
     OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
 
     def holds(self, kind: LayerKind) -> bool:
@@ -70,6 +71,7 @@ class Where(enum.Enum):
             Where.UNLIMITED: is_unlimited,
             Where.KEYS: has_keys,
             Where.MTP: kind.is_mtp != 0,
+            Where.LOOPED: kind.message_rank != 0,
             Where.SHARED_KEYS: not has_keys,
             Where.WINDOWED_KEYS: is_windowed and has_keys,
             Where.UNLIMITED_KEYS: is_unlimited and has_keys,
@@ -404,21 +406,27 @@ def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Ru
 # docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
     T.EMBEDDING, T.MTP_TRUNK_NORM, T.MTP_TOKEN_NORM, T.MTP_HIDDEN_NORM, T.MTP_JOIN,
-    T.INPUT_SHIFT, T.SECOND_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.ATTN_NORM, T.ATTN_NORM_BIAS,
+    T.INPUT_SHIFT, T.SECOND_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.BLOCK_QUERIES,
+    T.MESSAGE_QUERIES, T.ATTN_NORM, T.ATTN_NORM_BIAS, T.K_INPUT_NORM, T.V_INPUT_NORM, T.Q_SCALE,
+    T.RELATIVE_SCALE, T.PROFILES, T.K_CONV, T.V_CONV,
     T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
-    T.MIX_NORM, T.Q, T.K, T.V, T.Q_UP, T.K_UP, T.V_UP, T.MIX_GATE, T.BETA, T.DECAY,
+    T.MIX_NORM, T.Q_GATE_DOWN, T.Q_FORGET, T.Q_GAIN, T.K_GATE_DOWN, T.K_FORGET, T.K_GAIN,
+    T.V_GATE_DOWN, T.V_FORGET, T.V_GAIN, T.Q, T.K, T.V, T.K_TAPS, T.V_TAPS, T.Q_UP, T.K_UP, T.V_UP,
+    T.MIX_GATE, T.RELATIVE, T.TOKEN_SINKS, T.BETA, T.DECAY,
     T.GATE_UP, T.DECAY_UP,
     T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
+    T.MIX_CONV, T.FFN_QUERY, T.FFN_GATE_DOWN, T.FFN_FORGET, T.FFN_GAIN,
     T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP, T.SSD_GATE, T.SSD_IN, T.SSD_STEP, T.SSD_CONV,
     T.SSD_CONV_BIAS, T.SSD_NORM, T.SSD_OUT,
     T.ROUTER_NORM, T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_SCALE,
     T.EXPERT_ROUTER, T.SHARED_GATE,
     T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
     T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN,
-    T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
+    T.FFN_CONV, T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
     T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM, T.LAYER_SCALE,
     T.MTP_END_NORM,
-    T.FINAL_NORM, T.FINAL_NORM_BIAS, T.DENSE, T.JOIN, T.HEAD_BIAS, T.HEAD, T.OWN_TABLE,
+    T.FINAL_QUERY, T.FINAL_NORM, T.FINAL_NORM_BIAS, T.DENSE, T.JOIN, T.HEAD_BIAS, T.HEAD,
+    T.OWN_TABLE,
 )  # fmt: skip
 
 

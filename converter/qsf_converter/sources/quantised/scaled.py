@@ -52,7 +52,8 @@ def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
         if name.endswith(_PACKED):
             yield _packed(stored, tensor, bits)
         elif tensor.dtype == "U8" and ends:
-            yield _nvfp4(stored, name, tensor, f"{name}_scale", f"{name}_scale_2")
+            own_total = f"{name}_amax" if f"{name}_amax" in stored.tensors else f"{name}_scale_2"
+            yield _nvfp4(stored, name, tensor, f"{name}_scale", own_total)
         elif tensor.dtype in (*FP8, "I8") and ends:
             yield _scaled(stored, name, tensor, f"{name}{ends[0]}", f"{name}_zero_point", block)
         elif tensor.dtype in (*FP8, "I8") and own:
@@ -185,19 +186,34 @@ def _zeros(
 
 def _nvfp4(stored: Stored, name: str, codes: SourceTensor, scale: str, total: str) -> Matrix:
     """Two E2M1 in a byte, a scale of E4M3 for 16, and one of f32: modelopt multiplies by it,
-    compressed-tensors divides.
+    compressed-tensors divides. Inkling has the largest value of each expert, and what divides it.
     """
     stored.need(scale, ("F8_E4M3",))
+    parts = [codes.name, scale, total]
     factor = stored.whole(stored.need(total, FLOATS).name).astype(np.float32)
     shape = (*codes.shape[:-1], 2 * codes.shape[-1])
-    if factor.size != 1 or stored.tensors[scale].shape[-1] * 16 != shape[-1]:
+    n_factors = 1
+    if total.endswith("_amax"):
+        parts.append(f"{name}_outer_scale_denominator")
+        below = stored.whole(stored.need(parts[-1], FLOATS).name).astype(np.float32)
+        factor = factor / below if below.size in (1, factor.size) else factor[:0]
+        n_factors = math.prod(shape[:-2])
+    if factor.size != n_factors or stored.tensors[scale].shape[-1] * 16 != shape[-1]:
         raise QsfConversionError(f"tensor {scale} has no scales of blocks of 16 of {name}")
     blocks = scales_of(stored, scale, shape)
     join = np.divide if total.endswith("_global_scale") else np.multiply
+
+    def values(start: int, stop: int) -> RawArray:
+        return checkpoint.MXFP4_VALUES[unpack(stored.rows(codes.name, start, stop), 4)]
+
+    if n_factors > 1:  # the product of a value and its block's scale is exact
+        return affine(
+            name, shape, "NVFP4", parts,
+            lambda start, stop: values(start, stop) * blocks(start, stop),
+            lambda start, stop: factor[np.arange(start, stop) // shape[-2]][:, None],
+        )  # fmt: skip
     return affine(
-        name, shape, "NVFP4", [codes.name, scale, total],
-        lambda start, stop: checkpoint.MXFP4_VALUES[
-            unpack(stored.rows(codes.name, start, stop), 4)],
+        name, shape, "NVFP4", parts, values,
         lambda start, stop: join(blocks(start, stop), factor),
     )  # fmt: skip
 
