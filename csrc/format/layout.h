@@ -250,7 +250,7 @@ typedef enum qsf_tensor_type {
     QSF_TENSOR_DENSE = 86,
     QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
     QSF_TENSOR_SECOND_SHIFT = 88,
-    QSF_TENSOR_JOIN = 89, /* of a drafter that reads the keys and values of its model */
+    QSF_TENSOR_JOIN = 89,          /* of a drafter that reads the keys and values of its model */
     QSF_TENSOR_BLOCK_QUERIES = 90, /* 90 .. 118: of mixer 6 */
     QSF_TENSOR_MESSAGE_QUERIES = 91,
     QSF_TENSOR_K_INPUT_NORM = 92,

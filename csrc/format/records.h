@@ -60,8 +60,8 @@ typedef struct qsf_arch {
     float embedding_factor;
     float logit_cap;       /* 0: none */
     uint32_t is_encoder;   /* 0 or 1: no head, and a token sees later ones too */
-    uint32_t target_dim;  /* of the model that this one guesses for, whose keys and values it
-                             reads, and its hidden state; 0: it is no such drafter */
+    uint32_t target_dim;   /* of the model that this one guesses for, whose keys and values it
+                              reads, and its hidden state; 0: it is no such drafter */
     uint32_t own_width;    /* of the embeddings that each layer has of its own; 0: none */
     uint32_t block_layers; /* layers of a residual block; 0: there is one residual */
     uint32_t loop_begin;   /* the first looped layer */
