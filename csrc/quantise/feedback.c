@@ -81,8 +81,7 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_ord
     qsf_tile_floats x;
     qsf_tile_floats source;
     qsf_tile_floats codes;
-    qsf_fit_input in;
-    qsf_fit fit;
+    qsf_fit fits[QSF_FIT_PARTS];
     bool is_sane = qsf_load_tile(job, row, run->col, &source);
     for (size_t i = 0; i < run->width; i++) {
         const float *const from = work + (run->first + i) * QSF_FEEDBACK_ROWS;
@@ -90,13 +89,12 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_ord
         for (size_t r = 0; r < QSF_TILE_ROWS; r++)
             is_sane &= from[r] - from[r] == 0.0F; /* finite */
     }
-    in.x = &x;
-    if (!is_sane || !qsf_fit_block(job, run->col, &in, &fit))
+    if (!is_sane || !qsf_fit_block(job, run->col, &x, fits))
         return false;
     /* The rounded values may overwrite the values: those are not needed any more. */
-    job->rounder->feedback_block(range, &fit, factor, job->n_cols, run->first, run->width,
-                                 run->places, work, &codes, &x);
-    qsf_put_tile(job, row, run->col, &fit, &source, &codes, &x);
+    job->rounder->feedback_block(range, fits, qsf_part_cols(job), factor, job->n_cols, run->first,
+                                 run->width, run->places, work, &codes, &x);
+    qsf_put_tile(job, row, run->col, fits, &source, &codes, &x);
     return true;
 }
 

@@ -63,16 +63,18 @@ static void feedback_catch_up(const float *factor, size_t n_cols, size_t first, 
     }
 }
 
-static void feedback_block(const qsf_code_range *range, const qsf_fit *fit, const float *factor,
-                           size_t n_cols, size_t first, size_t width, const uint8_t *places,
-                           float *work, qsf_tile_floats *codes, qsf_tile_floats *stored)
+static void feedback_block(const qsf_code_range *range, const qsf_fit *fits, size_t part_cols,
+                           const float *factor, size_t n_cols, size_t first, size_t width,
+                           const uint8_t *places, float *work, qsf_tile_floats *codes,
+                           qsf_tile_floats *stored)
 {
-    const lanes scale = lanes_load(fit->scales);
-    const lanes off = offset_of(range, fit);
     const lanes zero_code = lanes_set(range->zero);
     for (size_t k = first; k < first + width; k++) {
         const float *const row = factor + k * n_cols;
         const size_t place = places[k - first];
+        const qsf_fit *const fit = &fits[place / part_cols];
+        const lanes scale = lanes_load(fit->scales);
+        const lanes off = offset_of(range, fit);
         const lanes value = lanes_load(work + k * QSF_FEEDBACK_ROWS);
         const lanes q = code_of(range, value, scale, off);
         const lanes kept = lanes_fma(q, scale, off);

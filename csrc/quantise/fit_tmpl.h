@@ -47,9 +47,9 @@ static inline float ceil_f16(float value)
 
 static inline void find_range(const qsf_fit_input *in, lanes *low, lanes *high)
 {
-    *low = *high = lanes_load(in->x->at[0]);
+    *low = *high = lanes_load(in->x[0]);
     for (size_t c = 1; c < in->width; c++) {
-        const lanes x = lanes_load(in->x->at[c]);
+        const lanes x = lanes_load(in->x[c]);
         *low = lanes_min(*low, x);
         *high = lanes_max(*high, x);
     }
@@ -318,7 +318,7 @@ static void fit_search(const qsf_code_range *range, const qsf_fit_input *in, qsf
     s.sum_w = s.sum_wx = zero;
     for (size_t c = 0; c < in->width; c++) {
         const lanes w = lanes_set(in->weights[c]);
-        const lanes x = lanes_sub(lanes_load(in->x->at[c]), s.centre);
+        const lanes x = lanes_sub(lanes_load(in->x[c]), s.centre);
         lanes_store(s.x.at[c], x);
         s.sum_w = lanes_add(s.sum_w, w);
         s.sum_wx = lanes_fma(w, x, s.sum_wx);
@@ -359,16 +359,17 @@ static inline lanes offset_of(const qsf_code_range *range, const qsf_fit *fit)
                           : lanes_mul(lanes_load(fit->scales), lanes_set(range->half));
 }
 
-static void encode(const qsf_code_range *range, const qsf_tile_floats *x, size_t width,
-                   const qsf_fit *fit, qsf_tile_floats *codes, qsf_tile_floats *stored)
+static void encode(const qsf_code_range *range, const float (*x)[QSF_TILE_ROWS], size_t width,
+                   const qsf_fit *fit, float (*codes)[QSF_TILE_ROWS],
+                   float (*stored)[QSF_TILE_ROWS])
 {
     const lanes scale = lanes_load(fit->scales);
     const lanes off = offset_of(range, fit);
     const lanes zero_code = lanes_set(range->zero);
     for (size_t c = 0; c < width; c++) {
-        const lanes q = code_of(range, lanes_load(x->at[c]), scale, off);
-        lanes_store(codes->at[c], lanes_add(q, zero_code));
-        lanes_store(stored->at[c], lanes_fma(q, scale, off));
+        const lanes q = code_of(range, lanes_load(x[c]), scale, off);
+        lanes_store(codes[c], lanes_add(q, zero_code));
+        lanes_store(stored[c], lanes_fma(q, scale, off));
     }
 }
 

@@ -58,20 +58,9 @@ static void set_weights(const float *weights, size_t width, float *out)
         out[c] = largest > 0.0F ? weights[c] / largest : 1.0F;
 }
 
-bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, qsf_fit *fit)
+static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, qsf_fit *fit)
 {
     const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
-    in->width = qsf_block_width(job->n_cols, col);
-    if (job->how->rule == QSF_RULE_SCALE) {
-        const float scale = qsf_half_to_float(qsf_half_from_float(job->how->scale));
-        for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
-            fit->scales[r] = scale;
-            fit->mins[r] = 0.0F;
-        }
-        return true; /* the caller has checked the scale */
-    }
-    const float *const weights = job->how->weights;
-    set_weights(weights != NULL ? weights + col : NULL, in->width, in->weights);
     job->rounder->fit_nearest(range, in, fit);
     for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
         if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
@@ -79,6 +68,26 @@ bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, q
     }
     if (job->how->rule == QSF_RULE_SEARCH)
         job->rounder->fit_search(range, in, fit);
+    return true;
+}
+
+bool qsf_fit_block(const qsf_rounding_job *job, size_t col, const qsf_tile_floats *x,
+                   qsf_fit fits[QSF_FIT_PARTS])
+{
+    const float *const weights = job->how->weights;
+    const size_t width = qsf_block_width(job->n_cols, col), part_cols = qsf_part_cols(job);
+    memset(fits, 0, QSF_FIT_PARTS * sizeof *fits); /* of the parts past the last column */
+    for (size_t c = 0, part = 0; c < width; c += part_cols, part++) {
+        if (job->how->rule == QSF_RULE_SCALE) {
+            for (size_t r = 0; r < QSF_TILE_ROWS; r++) /* the caller has checked the scale */
+                fits[part].scales[r] = qsf_half_to_float(qsf_half_from_float(job->how->scale));
+            continue;
+        }
+        qsf_fit_input in = {.x = x->at + c, .width = width - c < part_cols ? width - c : part_cols};
+        set_weights(weights != NULL ? weights + col + c : NULL, in.width, in.weights);
+        if (!fit_part(job, &in, &fits[part]))
+            return false;
+    }
     return true;
 }
 
@@ -123,13 +132,13 @@ static void put_stored(const qsf_rounding_job *job, size_t row, size_t col, size
     }
 }
 
-void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf_fit *fit,
+void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf_fit *fits,
                   const qsf_tile_floats *source, const qsf_tile_floats *codes,
                   const qsf_tile_floats *stored)
 {
     const size_t n_rows = n_rows_here(job, row);
     const size_t width = qsf_block_width(job->n_cols, col);
-    qsf_pack_tile(job->how->dtype, codes, fit, n_rows, width, tile_at(job, row, col));
+    qsf_pack_tile(job->how->dtype, codes, fits, n_rows, width, tile_at(job, row, col));
     put_stored(job, row, col, n_rows, width, stored);
     add_losses(job, source, stored, n_rows, width);
 }
@@ -165,9 +174,8 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
     qsf_tile_floats x;
     qsf_tile_floats codes;
     qsf_tile_floats stored;
-    qsf_fit_input in;
-    qsf_fit fit;
-    in.x = &x;
+    qsf_fit fits[QSF_FIT_PARTS];
+    const size_t part_cols = qsf_part_cols(job);
     for (size_t row = 0; row < job->n_rows; row += QSF_TILE_ROWS) {
         for (size_t col = 0; col < job->n_cols; col += QSF_BLOCK) {
             if (!qsf_load_tile(job, row, col, &x))
@@ -177,10 +185,13 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
                     return qsf_fail_at_row(job, row);
                 continue;
             }
-            if (!qsf_fit_block(job, col, &in, &fit))
+            if (!qsf_fit_block(job, col, &x, fits))
                 return qsf_fail_at_row(job, row);
-            job->rounder->encode(range, &x, in.width, &fit, &codes, &stored);
-            qsf_put_tile(job, row, col, &fit, &x, &codes, &stored);
+            const size_t width = qsf_block_width(job->n_cols, col);
+            for (size_t c = 0, part = 0; c < width; c += part_cols, part++)
+                job->rounder->encode(range, x.at + c, width - c < part_cols ? width - c : part_cols,
+                                     &fits[part], codes.at + c, stored.at + c);
+            qsf_put_tile(job, row, col, fits, &x, &codes, &stored);
         }
     }
     return QSF_OK;
@@ -298,6 +309,19 @@ static void put_bits(const code_words *words, unsigned first, unsigned bits, uns
     }
 }
 
+/* Codes of 4, 5, 6 and 8 bits. */
+static void put_plain_codes(qsf_codes codes, const code_words *words, unsigned char *out)
+{
+    if (codes == QSF_CODES_8BIT) {
+        for (size_t g = 0; g < N_GROUPS; g++)
+            put_plane(words->at[g], out + QSF_BLOCK * g);
+        return;
+    }
+    put_bits(words, 0, 4, out);
+    if (codes != QSF_CODES_4BIT)
+        put_bits(words, 4, codes == QSF_CODES_5BIT ? 1 : 2, out + qsf_code_bytes(QSF_CODES_4BIT));
+}
+
 static void put_third_bits(const code_words *words, unsigned char *out)
 {
     for (size_t h = 0; h < 2; h++) {
@@ -347,25 +371,26 @@ static void put_halves(const float *values, size_t n_rows, unsigned char *out)
         qsf_store_u16(out + 2 * r, r < n_rows ? qsf_half_from_float(values[r]) : 0);
 }
 
-void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
+void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fits, size_t n_rows,
                    size_t n_cols, unsigned char *tile)
 {
     const qsf_form form = qsf_form_of(dtype);
     unsigned char *const out = tile + qsf_codes_off(form);
     code_words words;
     gather_words(codes, n_rows, n_cols, &words);
-    put_halves(fit->scales, n_rows, tile + QSF_TILE_SCALES_OFF);
-    if (form.has_min)
-        put_halves(fit->mins, n_rows, tile + QSF_TILE_MINS_OFF);
-    if (form.codes == QSF_CODES_8BIT) {
-        for (size_t g = 0; g < N_GROUPS; g++)
-            put_plane(words.at[g], out + QSF_BLOCK * g);
-    } else if (qsf_are_nibbles(form.codes)) {
-        if (form.codes == QSF_CODES_LEVELS)
-            codes_of_levels(&words);
-        put_bits(&words, 0, 4, out);
-    } else if (form.codes == QSF_CODES_TRITS) {
+    const size_t n_parts = QSF_BLOCK / form.scale_cols;
+    for (size_t p = 0; p < n_parts; p++) {
+        put_halves(fits[p].scales, n_rows, tile + 2 * QSF_TILE_ROWS * p);
+        if (form.has_min)
+            put_halves(fits[p].mins, n_rows, tile + 2 * QSF_TILE_ROWS * (n_parts + p));
+    }
+    if (form.codes == QSF_CODES_TRITS) {
         put_dense(&words, out);
+    } else if (form.codes == QSF_CODES_LEVELS) {
+        codes_of_levels(&words);
+        put_bits(&words, 0, 4, out);
+    } else if (form.codes >= QSF_CODES_4BIT) {
+        put_plain_codes(form.codes, &words, out);
     } else {
         put_bits(&words, 0, 2, out);
         if (form.codes == QSF_CODES_3BIT)
@@ -475,18 +500,6 @@ static void put_block_scales(uint32_t dtype, const block_form *form, const unsig
     }
 }
 
-static void put_block_codes(qsf_codes codes, const code_words *words, unsigned char *out)
-{
-    if (codes == QSF_CODES_8BIT) {
-        for (size_t g = 0; g < N_GROUPS; g++)
-            put_plane(words->at[g], out + QSF_BLOCK * g);
-        return;
-    }
-    put_bits(words, 0, 4, out);
-    if (codes != QSF_CODES_4BIT)
-        put_bits(words, 4, codes == QSF_CODES_5BIT ? 1 : 2, out + qsf_code_bytes(QSF_CODES_4BIT));
-}
-
 /* Reads the codes of a tile: n_cols 32 or 64 columns from `col` on of the group that `blocks`
  * begins. */
 static void read_words(uint32_t dtype, const block_form *form, const unsigned char *blocks,
@@ -536,7 +549,7 @@ qsf_status qsf_repack_rows(uint32_t dtype, const void *stored, size_t n_rows, si
                 code_words words;
                 read_words(dtype, &form, blocks, row_bytes, n, c, qsf_block_width(width, c),
                            &words);
-                put_block_codes(type.codes, &words, out);
+                put_plain_codes(type.codes, &words, out);
                 out += qsf_code_bytes(type.codes);
             }
         }

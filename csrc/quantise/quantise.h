@@ -38,16 +38,22 @@ static inline size_t qsf_block_width(size_t n_cols, size_t col)
     return n_cols - col < QSF_BLOCK ? n_cols - col : QSF_BLOCK;
 }
 
+/* Returns the number of columns that share a scale: 64 or 32. */
+static inline size_t qsf_part_cols(const qsf_rounding_job *job)
+{
+    return qsf_form_of(job->how->dtype).scale_cols;
+}
+
 /* Loads a tile of the rows, padded with zeros; false if a value is NaN or infinite. */
 bool qsf_load_tile(const qsf_rounding_job *job, size_t row, size_t col, qsf_tile_floats *x);
 
-/* Sets the weights of `in`, then finds scales and mins of `in->x`; false if one of them does not
- * fit f16. */
-bool qsf_fit_block(const qsf_rounding_job *job, size_t col, qsf_fit_input *in, qsf_fit *fit);
+/* Finds the scales and mins of a tile, by part; false if one of them does not fit f16. */
+bool qsf_fit_block(const qsf_rounding_job *job, size_t col, const qsf_tile_floats *x,
+                   qsf_fit fits[QSF_FIT_PARTS]);
 
 /* Writes a tile, its values to `stored`, and adds the losses to the sums. `source` is the tile as
  * it was loaded. */
-void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf_fit *fit,
+void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf_fit *fits,
                   const qsf_tile_floats *source, const qsf_tile_floats *codes,
                   const qsf_tile_floats *stored);
 
@@ -56,5 +62,5 @@ qsf_status qsf_fail_at_row(const qsf_rounding_job *job, size_t row);
 
 /* Writes the tile of a quantised type. Codes, scales and mins after n_rows, and codes after
  * n_cols, become 0. `codes` are integers. */
-void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fit, size_t n_rows,
+void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fits, size_t n_rows,
                    size_t n_cols, unsigned char *tile);

@@ -20,6 +20,7 @@ static const float levels[] = {QSF_LEVELS};
 static const qsf_code_range range_4bit_nl = {
     .levels = levels, .low = -32, .high = 28, .zero = 32, .reach = 32};
 static const qsf_code_range range_4bit_sym = {.low = -8, .high = 7, .zero = 8, .reach = 8};
+static const qsf_code_range range_q5_0 = {.low = -16, .high = 15, .zero = 16, .reach = 16};
 
 static const qsf_code_range *const range_by_dtype[QSF_DTYPE_COUNT] = {
     [QSF_DTYPE_2BIT_SYM] = &range_2bit_sym,
@@ -31,6 +32,7 @@ static const qsf_code_range *const range_by_dtype[QSF_DTYPE_COUNT] = {
     [QSF_DTYPE_TERNARY_DENSE] = &range_ternary,
     [QSF_DTYPE_4BIT_SYM] = &range_4bit_sym,
     [QSF_DTYPE_4BIT_NL] = &range_4bit_nl,
+    [QSF_DTYPE_Q5_0] = &range_q5_0,
 };
 
 const qsf_code_range *qsf_code_range_of(uint32_t dtype)

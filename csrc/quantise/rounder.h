@@ -40,14 +40,16 @@ typedef struct qsf_tile_floats {
     float at[QSF_BLOCK][QSF_TILE_ROWS];
 } qsf_tile_floats;
 
-/* One block of 16 rows, and the importance of its columns: 0 .. 1, not all 0. */
+/* Columns of 16 rows that share scales, and their importance: 0 .. 1, not all 0. */
 typedef struct qsf_fit_input {
-    const qsf_tile_floats *x;
+    const float (*x)[QSF_TILE_ROWS];
     size_t width; /* columns without padding, 1 .. 64 */
     float weights[QSF_BLOCK];
 } qsf_fit_input;
 
-/* Scales and mins of 16 blocks: values of an f16, NaN or infinite. */
+#define QSF_FIT_PARTS 2 /* at most, of a tile that is rounded: 64 or 32 columns share a scale */
+
+/* Scales and mins of a part of a tile: values of an f16, NaN or infinite. */
 typedef struct qsf_fit {
     float scales[QSF_TILE_ROWS];
     float mins[QSF_TILE_ROWS]; /* 0 for types without one */
@@ -69,9 +71,10 @@ typedef void qsf_fit_nearest_fn(const qsf_code_range *range, const qsf_fit_input
  * search finds, and never increases it. */
 typedef void qsf_fit_search_fn(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit);
 
-/* Writes the codes nearest to x and the values they stand for. Ignores columns from `width` on. */
-typedef void qsf_encode_fn(const qsf_code_range *range, const qsf_tile_floats *x, size_t width,
-                           const qsf_fit *fit, qsf_tile_floats *codes, qsf_tile_floats *stored);
+/* Writes the codes nearest to `width` columns of x and the values they stand for. */
+typedef void qsf_encode_fn(const qsf_code_range *range, const float (*x)[QSF_TILE_ROWS],
+                           size_t width, const qsf_fit *fit, float (*codes)[QSF_TILE_ROWS],
+                           float (*stored)[QSF_TILE_ROWS]);
 
 /* Ignores columns from `width` on. */
 typedef void qsf_measure_fn(const qsf_tile_floats *x, const qsf_tile_floats *stored, size_t width,
@@ -89,13 +92,13 @@ typedef void qsf_feedback_catch_up_fn(const float *factor, size_t n_cols, size_t
                                       size_t width, float *work);
 
 /* Rounds one block of 16 rows: columns first .. first + width - 1 of `work` (at + 0 .. 15 of each);
- * places [width] are their columns in the tile. Per column k: q = nearest code; error = (value -
- * its value) / factor[k, k], which replaces the value; values[m] = fmaf(-factor[k, m], error,
- * values[m]) for the later columns m of the block. */
-typedef void qsf_feedback_block_fn(const qsf_code_range *range, const qsf_fit *fit,
-                                   const float *factor, size_t n_cols, size_t first, size_t width,
-                                   const uint8_t *places, float *work, qsf_tile_floats *codes,
-                                   qsf_tile_floats *stored);
+ * places [width] are their columns in the tile; part_cols of these share a fit. Per column k: q =
+ * nearest code; error = (value - its value) / factor[k, k], which replaces the value; values[m] =
+ * fmaf(-factor[k, m], error, values[m]) for the later columns m of the block. */
+typedef void qsf_feedback_block_fn(const qsf_code_range *range, const qsf_fit *fits,
+                                   size_t part_cols, const float *factor, size_t n_cols,
+                                   size_t first, size_t width, const uint8_t *places, float *work,
+                                   qsf_tile_floats *codes, qsf_tile_floats *stored);
 
 /* halves [64 * 16] = x as f16, rounded to nearest even, in the order of x */
 typedef void qsf_to_halves_fn(const qsf_tile_floats *x, unsigned char *halves);

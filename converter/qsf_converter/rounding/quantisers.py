@@ -1,15 +1,15 @@
 """The rounding of every quantisation type: choice of codes, scales and mins.
 
-Scales and mins belong to a block of 64 values of a row. The arithmetic is in C (csrc/quantise/);
-here are its rules, and the errors for values that cannot be stored.
+Scales and mins belong to a block of 64 values of a row, of q5_0 to 32. The arithmetic is in C
+(csrc/quantise/); here are its rules, and the errors for values that cannot be stored.
 
 Rule ``nearest`` is the simplest one, for comparison. w is a value of the block, amax the largest
 |w|:
 
 - 2, 3 and 4 bits: ``scale = (max - min) / 3``, ``/ 7`` or ``/ 15``, ``code = (w - min) / scale``
 - 8-bit: ``scale = amax / 127``; 2-bit symmetric: ``amax / 1.5``; ternary: ``amax``
-- 4-bit symmetric: ``scale = -w / 8`` of the w with |w| = amax: one end of the range is exact, the
-other may lose up to one step
+- 4-bit symmetric: ``scale = -w / 8``, q5_0: ``-w / 16``, of the w with |w| = amax: one
+end of the range is exact, the other may lose up to one step
 
 A min is rounded to the nearest f16, a scale up to the next: the codes then span the block, and a
 tiny range becomes the smallest f16 instead of vanishing.

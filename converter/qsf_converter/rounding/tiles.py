@@ -83,6 +83,7 @@ CENTRES: Final[dict[int, float]] = {
     Dtype.Q2_SYM: 1.5,
     Dtype.Q4_SYM: 8,
     Dtype.Q4_NL: 32,
+    Dtype.Q5_0: 16,
     Dtype.TERNARY: 1,
     Dtype.TERNARY_DENSE: 1,
     Dtype.Q8: 128,
@@ -112,7 +113,10 @@ def dequantise_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Float
             values = MXFP4_VALUES[_unpack(dtype, tiles)] * scales
     else:
         codes = _unpack(dtype, tiles).astype(np.float32)
-        scales = tiles["scales"].transpose(0, 2, 1)[..., None].astype(np.float32)
+        scales = tiles["scales"].reshape(n_tile_rows, n_blocks, -1, TILE_ROWS)
+        # [tile row, block, part, row] -> [tile row, row, block, col]
+        scales = scales.transpose(0, 3, 1, 2).astype(np.float32)
+        scales = np.repeat(scales, BLOCK // scales.shape[-1], axis=-1)
         if dtype in CENTRES:
             values = (codes - np.float32(CENTRES[dtype])) * scales
         else:
@@ -146,9 +150,13 @@ def _unpack(dtype: int, tiles: TileArray) -> CodeArray:
     groups = np.empty((16, n_tile_rows, n_blocks, TILE_ROWS), "<u4")
     if dtype == Dtype.Q8:
         groups[:] = planes
-    elif dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL, Dtype.MXFP4):
+    elif dtype in (Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL, Dtype.MXFP4, Dtype.Q5_0):
         groups[:8] = planes & 0x0F0F0F0F
         groups[8:] = planes >> 4 & 0x0F0F0F0F
+        if dtype == Dtype.Q5_0:
+            fifths = tiles["fifths"].transpose(2, 0, 1, 3)
+            for g in range(16):
+                groups[g] |= (fifths[g % 2] >> g // 2 & 0x01010101) << 4
     elif dtype == Dtype.TERNARY_DENSE:
         trits = np.ascontiguousarray(planes).view(np.uint8)
         for k in range(5):

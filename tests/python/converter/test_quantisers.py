@@ -27,6 +27,7 @@ from qsf_converter.rounding.tiles import TILE_DTYPES, dequantise_tiles
 
 ALL_TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 QUANTISED = [dtype for dtype in ALL_TYPES if dtype not in (Dtype.F16, Dtype.F32)]
+ROUNDED = [*ALL_TYPES, Dtype.Q5_0]  # a type of GGUF files that matrices are rounded to, too
 SPANNING = [Dtype.Q2, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.Q8]
 EXACT = [Dtype.Q2_SYM, Dtype.TERNARY, Dtype.TERNARY_DENSE]  # the search finds the best of all
 TERNARY = [Dtype.TERNARY, Dtype.TERNARY_DENSE]
@@ -35,7 +36,8 @@ TERNARY = [Dtype.TERNARY, Dtype.TERNARY_DENSE]
 LIMITS = {
     Dtype.Q2: 65504, Dtype.Q2_SYM: 65504 * 1.5, Dtype.Q3: 65504, Dtype.Q4: 65504,
     Dtype.Q4_SYM: 65504 * 8, Dtype.Q4_NL: 65504 * 32, Dtype.TERNARY: 65504,
-    Dtype.TERNARY_DENSE: 65504, Dtype.Q8: 65504 * 127, Dtype.F16: 65504, Dtype.F32: 3.4e38,
+    Dtype.TERNARY_DENSE: 65504, Dtype.Q8: 65504 * 127, Dtype.Q5_0: 65504 * 16, Dtype.F16: 65504,
+    Dtype.F32: 3.4e38,
 }  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def test_any_values_are_coded_plainly_as_said(dtype: Dtype, rows: list[list[floa
 
 
 @given(
-    dtype=st.sampled_from(ALL_TYPES),
+    dtype=st.sampled_from(ROUNDED),
     n_cols=st.sampled_from([1, 2, 3, 5, 64, 65]),
     kind=st.sampled_from(["signs", "uniform", "few"]),
     seed=st.integers(0, 2**32),
@@ -95,7 +97,7 @@ def test_all_up_to_the_limit_is_stored(dtype: Dtype, n_cols: int, kind: str, see
     [
         (Dtype.Q2, 0.206, 0.104), (Dtype.Q2_SYM, 0.26, 0.115), (Dtype.TERNARY, 0.53, 0.187),
         (Dtype.TERNARY_DENSE, 0.53, 0.187), (Dtype.Q3, 0.038, 0.0275), (Dtype.Q4, 0.0083, 0.0068),
-        (Dtype.Q4_SYM, 0.0093, 0.0083), (Dtype.Q8, 3.7e-5, 3.2e-5),
+        (Dtype.Q4_SYM, 0.0093, 0.0083), (Dtype.Q5_0, 0.0019, 0.0017), (Dtype.Q8, 3.7e-5, 3.2e-5),
     ],
 )  # fmt: skip
 def test_loss_on_normal_weights(dtype: Dtype, plain: float, most: float) -> None:
@@ -129,7 +131,7 @@ SPREADS = ["normal", "laplace", "t", "two", "shifted", "outlier"]
 
 
 @given(
-    dtype=st.sampled_from(QUANTISED),
+    dtype=st.sampled_from([*QUANTISED, Dtype.Q5_0]),
     n_rows=st.sampled_from([1, 15, 16, 17]),
     n_cols=st.sampled_from([1, 2, 7, 63, 64, 65]),
     kind=st.sampled_from(SPREADS),
@@ -221,7 +223,7 @@ def test_codes_are_those_of_the_nearest_levels(dtype: Dtype) -> None:
     assert (np.abs(rows - again.astype(np.float64)) <= nearest * (1 + 2**-20) + 2**-60).all()
 
 
-@pytest.mark.parametrize("dtype", QUANTISED)
+@pytest.mark.parametrize("dtype", [*QUANTISED, Dtype.Q5_0])
 def test_weights_move_the_loss_to_where_it_counts_less(dtype: Dtype) -> None:
     rows = random_rows(64, 64)
     weights = np.where(np.arange(64) % 4 == 0, 100, 1).astype(np.float32)
