@@ -49,6 +49,7 @@ _MB = 2**20  # as qsf run and system monitors count
 
 _EPILOG = f"""Examples:
   qsf convert examples/tiny-llama tiny.qsf
+  qsf convert examples/tiny-llama tiny.qsf --quant-type auto --force
   qsf convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
   qsf convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
   qsf convert examples/tiny-llama tiny.qsf --compress zstd
@@ -88,8 +89,8 @@ _QuantType = Annotated[
     str | None,
     typer.Option(
         help=f"type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
-        "one for each matrix; or keep, which stores the blocks of a quantised GGUF file as they "
-        "are",
+        "one for each matrix; auto, which chooses and fits them within the bytes of llama.cpp's "
+        "Q4_K_M; or keep, which stores the blocks of a quantised GGUF file as they are",
         show_default=f"{DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} for encoders; {MIXED} with a "
         f"target size; ternary for such weights; {KEEP} for a quantised GGUF file",
     ),

@@ -19,7 +19,6 @@ from typing import Final
 
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.blocks import pack_tokenizer
-from qsf.file.layout import KEPT as ALL_KEPT
 from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.writer import Writer
@@ -28,6 +27,7 @@ from qsf.report.record import Quality, Report, cost_lines
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
 from qsf_converter.calibrate.calibration import Calibration
+from qsf_converter.calibrate.one_pass import OnePass
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
 from qsf_converter.calibrate.texts import CalibrationText, read_calibration_text
@@ -35,9 +35,9 @@ from qsf_converter.calibrate.type_choice import Phase, choose_types
 from qsf_converter.costs import Costs, measure_costs
 from qsf_converter.meta import UnitWriter
 from qsf_converter.request import (
+    AUTO,
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
-    MIXED,
     Request,
     bytes_of,
 )
@@ -209,7 +209,7 @@ def _types_of_source(source: Source, plan: Plan) -> Iterator[str]:
     """Yield lines of the types that the source's matrices have, and that they keep."""
     if source.origin.stored is not None:
         yield f"its matrices are stored as {source.origin.stored}"
-    types = sorted({dtype_name(t.dtype) for t in plan.targets if t.dtype in ALL_KEPT})
+    types = sorted({dtype_name(t.dtype) for t in plan.targets if t.is_kept})
     if types:
         yield f"kept as they are: {', '.join(types)}"
 
@@ -217,7 +217,7 @@ def _types_of_source(source: Source, plan: Plan) -> Iterator[str]:
 def _rounded_again(plan: Plan) -> list[str]:
     """Return a warning of matrices that the source has rounded already."""
     matrices = [t for t in plan.targets if t.is_matrix and t.source.dtype not in PLAIN]
-    again = sorted({t.source.dtype for t in matrices if t.dtype not in ALL_KEPT})
+    again = sorted({t.source.dtype for t in matrices if not t.is_kept})
     if not again:
         return []
     best = (
@@ -248,7 +248,7 @@ class _Conversion:
         """Read the calibration text, if there is one, and look for saved layers."""
         text = read_calibration_text(source, request)
         state = None
-        if text is not None:
+        if request.calibration is not None and text is not None:
             state = CalibrationState(folder_of(out), state_key(source, request, text))
         return cls(source, request, out, phase, text, state)
 
@@ -263,7 +263,7 @@ class _Conversion:
     @property
     def has_free_types(self) -> bool:
         """True if the types of all matrices are chosen."""
-        return self.request.layer_type == MIXED and self.request.embed_type is None
+        return self.request.has_chosen_types and self.request.embed_type is None
 
     def with_types(self, plan: Plan) -> Plan:
         """Return the plan with the types that were chosen; keep what was measured."""
@@ -309,7 +309,7 @@ class _Conversion:
                     sum(t.n_rows * t.n_cols for t in plan.targets),
                     self.request.n_threads,
                     self.phase("measuring the arithmetic"),
-                    is_kept=any(t.dtype in ALL_KEPT for t in plan.targets),
+                    is_kept=any(t.is_kept for t in plan.targets),
                     is_wanted=self.request.measures_costs,
                 )
             section = meta.meta_bytes(source, self.request, plan, quality, stored, costs)
@@ -326,6 +326,12 @@ class _Conversion:
             with contextlib.closing(units):
                 tensors = UnitWriter(writer, stored, self.sensitivity, advance).write(units)
             return Quality(tensors=tensors)
+        if self.request.layer_type == AUTO:
+            one_pass = OnePass(
+                plan, checkpoint, self.text.fitted, n_threads=n_threads, progress=advance
+            )
+            unit_writer = UnitWriter(writer, stored, self.sensitivity, None)
+            return Quality(tensors=unit_writer.write(one_pass.units()))
         calibration = Calibration(
             plan,
             checkpoint,

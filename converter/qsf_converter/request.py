@@ -14,6 +14,7 @@ from qsf_converter.rounding.compression import DEFAULT_COMPRESSION, parse_compre
 from qsf_converter.rounding.plan import DEFAULT_EMBED_TYPE, KEEP, Policy, parse_quant_type
 
 MIXED: Final = "mixed"
+AUTO: Final = "auto"
 BUNDLED: Final = "bundled"  # selects our own calibration text
 DEFAULT_CALIBRATION_TOKENS: Final = 65536
 LEAST_CALIBRATION_TOKENS: Final = 512
@@ -35,9 +36,10 @@ class Request:
 
     Attributes:
         quant_type: type of the layers' matrices; ``mixed`` chooses one for each matrix, ``keep``
-            stores the blocks of a quantised GGUF file as they are. Default: ``mixed`` with a
-            target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks that
-            can be kept, 8bit of encoders, else 4bit.
+            stores the blocks of a quantised GGUF file as they are, ``auto`` chooses types within
+            the bytes of Q4_K_M and rounds with error feedback (``one_pass``). Default: ``mixed``
+            with a target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks
+            that can be kept, 8bit of encoders, else 4bit.
         embed_type: type of the embeddings and the head; default: 8bit, ``quant_type`` if it
             is f16 or f32, chosen with ``mixed``, kept with ``keep``.
         calibration: a file of text or JSONL for calibration, or ``bundled`` for our own text.
@@ -83,12 +85,18 @@ class Request:
         return self.target_bytes is not None or self.target_bpw is not None
 
     @property
+    def has_chosen_types(self) -> bool:
+        """True if each matrix gets a type of its own."""
+        return self.layer_type in (MIXED, AUTO)
+
+    @property
     def may_add_bytes(self) -> bool:
         """True if outliers may get more bits, or tables of their own.
 
         A file of a limited size has no room for them, and ``absmean`` fixes every scale.
         """
-        return not self.has_target and self.ternary_rule == DEFAULT_TERNARY_RULE
+        is_limited = self.has_target or self.layer_type == AUTO
+        return not is_limited and self.ternary_rule == DEFAULT_TERNARY_RULE
 
     def check_for_ternary_source(self) -> None:
         """Raise QsfArgumentError for options that would change weights that are ternary already."""
@@ -126,8 +134,13 @@ class Request:
             raise QsfArgumentError(
                 "quant type keep rounds nothing, so there is nothing to calibrate: give a type"
             )
+        if self.layer_type == AUTO and (self.calibration or self.embed_type):
+            raise QsfArgumentError(
+                "quant type auto has a text of its own and chooses all types: with --calibration "
+                "or --embed-type give another type, such as mixed with --target-size"
+            )
         if self.layer_type != MIXED:
-            if self.layer_type != KEEP:
+            if self.layer_type not in (KEEP, AUTO):
                 parse_quant_type(self.layer_type)
             if self.has_target:
                 raise QsfArgumentError(
@@ -190,5 +203,6 @@ class Request:
             is_float = self.layer_type in ("f16", "f32")
             embed_type = self.layer_type if is_float else DEFAULT_EMBED_TYPE
         embeddings = parse_quant_type(embed_type, option="embed type")
-        layers = Dtype.MIXED if self.layer_type == MIXED else parse_quant_type(self.layer_type)
+        is_mixed = self.has_chosen_types
+        layers = Dtype.MIXED if is_mixed else parse_quant_type(self.layer_type)
         return Policy(layers, embeddings)

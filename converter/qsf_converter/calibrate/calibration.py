@@ -275,11 +275,11 @@ class Calibration:
                 layer_bytes * (n + 1) // len(INPUT_GROUPS) - layer_bytes * n // len(INPUT_GROUPS)
             )
         tensors = [
-            RoundedTensor(target, (_vector(target, exact[kind]),))
+            RoundedTensor(target, (as_vector(target, exact[kind]),))
             if target.is_vector
             else RoundedTensor(
                 target,
-                (_matrix(Piece.whole(target), rounded[kind]),),
+                (as_matrix(Piece.whole(target), rounded[kind]),),
                 _action(target, actions.get(kind, "")),
             )
             for kind, target in targets.items()
@@ -318,11 +318,11 @@ class Calibration:
                 Place.EXPERT, unit.id.of_expert(expert.number), tuple(of_expert.values())
             )
             tensors = [
-                RoundedTensor(target, (_vector(target, expert.weights[kind]),))
+                RoundedTensor(target, (as_vector(target, expert.weights[kind]),))
                 if target.is_vector
                 else RoundedTensor(
                     target,
-                    (_matrix(Piece.whole(target), expert.rounded[kind]),),
+                    (as_matrix(Piece.whole(target), expert.rounded[kind]),),
                     None if expert.is_plain or target.dtype == Dtype.MXFP4 else FEEDBACK,
                 )
                 for kind, target in of_expert.items()
@@ -343,7 +343,7 @@ class Calibration:
         try:
             return round_plainly(target, rows)
         except UnrepresentableError as error:
-            raise _refusal(target, error) from error
+            raise refusal(target, error) from error
 
     def _final(self, unit: PlannedUnit, streams: Streams) -> Iterator[RoundedTensor]:
         """Yield norm and head, then compare the predictions on the held-out samples."""
@@ -355,7 +355,7 @@ class Calibration:
         for target in unit.targets:
             if target.is_vector:
                 assert target.rule.target is not None
-                yield RoundedTensor(target, (_vector(target, vectors[target.rule.target]),))
+                yield RoundedTensor(target, (as_vector(target, vectors[target.rule.target]),))
                 continue
             if rounding is None:
                 sums = InputSums(dim)
@@ -372,7 +372,7 @@ class Calibration:
         for start in range(0, target.n_rows, _HEAD_ROWS):
             piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
             rows = read_rows(piece, self._checkpoint)
-            yield _matrix(piece, self._round(rounding, target, rows))
+            yield as_matrix(piece, self._round(rounding, target, rows))
 
     def _compare(
         self,
@@ -479,7 +479,7 @@ class Calibration:
             has_table = target.outliers is not None and target.outliers.has_table
             return rounding.round(target.dtype, rows, has_table=has_table)
         except UnrepresentableError as error:
-            raise _refusal(target, error) from error
+            raise refusal(target, error) from error
 
     def _read_through(self, unit: PlannedUnit) -> None:
         """Read a layer that an earlier call has rounded, for the digest of the weights."""
@@ -487,7 +487,7 @@ class Calibration:
             read_tensor(target, self._checkpoint)
 
 
-def _vector(target: Target, values: Float32Array) -> RoundedPiece:
+def as_vector(target: Target, values: Float32Array) -> RoundedPiece:
     """Return a norm or bias [n] with its values in the file."""
     try:
         return round_plain(Piece.whole(target), values[None])
@@ -497,14 +497,14 @@ def _vector(target: Target, values: Float32Array) -> RoundedPiece:
         ) from error
 
 
-def _refusal(target: Target, error: UnrepresentableError) -> QsfConversionError:
+def refusal(target: Target, error: UnrepresentableError) -> QsfConversionError:
     return QsfConversionError(
         f"tensor {target.source.name}, row {error.row}, column {error.col} of "
         f"{target.name}: {error.reason}"
     )
 
 
-def _matrix(piece: Piece, rounded: Rounded) -> RoundedPiece:
+def as_matrix(piece: Piece, rounded: Rounded) -> RoundedPiece:
     return RoundedPiece(piece, rounded.tiles, rounded.errors, rounded.entries, rounded.output_error)
 
 

@@ -99,7 +99,7 @@ class Rounding:
         if not np.isfinite(diagonal).all():
             raise QsfConversionError("the activations on the calibration text are not finite")
         order = self._order = activation_order(diagonal)
-        self._factor = inverse_factor(_damp(self._sums.inputs[np.ix_(order, order)], self._damping))
+        self._factor = inverse_factor(damp(self._sums.inputs[np.ix_(order, order)], self._damping))
         # What an error of a column costs once later columns have compensated for it
         self._costs = np.empty(len(order), np.float32)
         self._costs[order] = np.diag(self._factor) ** -2
@@ -145,7 +145,7 @@ class Rounding:
             )
 
         with ThreadPoolExecutor(self._n_threads) as pool:
-            tiles = b"".join(pool.map(part, _row_ranges(len(weights))))
+            tiles = b"".join(pool.map(part, row_ranges(len(weights))))
         if entries is not None:
             # The table holds the difference to the values that replaced the outliers, not to the
             # tiles: feedback has already compensated the error of the tiles.
@@ -162,7 +162,7 @@ class Rounding:
         gap = weights @ (self._sums.original - self._sums.inputs).astype(np.float32)
         if self._sums.lacking is not None:
             gap += self._sums.lacking
-        damped = _damp(self._sums.inputs.astype(np.float32), self._correction_damping)
+        damped = damp(self._sums.inputs.astype(np.float32), self._correction_damping)
         wanted: Float32Array = weights + np.linalg.solve(damped, gap.T).T
         return wanted
 
@@ -173,12 +173,12 @@ class Rounding:
         return max(0.0, float(np.vdot(error @ inputs, error))) / energy if energy > 0 else 0.0
 
 
-def _damp(matrix: NDArray[Any], share: float) -> NDArray[Any]:
+def damp(matrix: NDArray[Any], share: float) -> NDArray[Any]:
     matrix[np.diag_indices(len(matrix))] += share * np.diag(matrix).mean() or 1.0
     return matrix
 
 
-def _row_ranges(n_rows: int) -> Iterator[slice]:
+def row_ranges(n_rows: int) -> Iterator[slice]:
     step = _ROWS_AT_ONCE // TILE_ROWS * TILE_ROWS
     return (slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
@@ -198,17 +198,17 @@ def activation_order(energies: Float64Array) -> NDArray[np.int32]:
     return np.concatenate(parts).astype(np.int32)
 
 
-def inverse_factor(matrix: Float64Array) -> Float32Array:
+def inverse_factor(matrix: NDArray[np.floating]) -> Float32Array:
     """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix.
 
     matrix = R R^T with R upper triangular, by Cholesky's factor of the matrix with rows and
     columns reversed; then U = R^-1.
     """
-    lower: Float64Array = np.linalg.cholesky(matrix[::-1, ::-1]).astype(np.float64, copy=False)
+    lower: NDArray[np.floating] = np.linalg.cholesky(matrix[::-1, ::-1])
     return _inverse_of_upper(lower[::-1, ::-1]).astype(np.float32)
 
 
-def _inverse_of_upper(matrix: Float64Array) -> Float64Array:
+def _inverse_of_upper(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
     """By halves, [[A, B], [0, C]]: a third of the operations of a general inverse."""
     n = len(matrix)
     if n <= _LEAST_SPLIT:

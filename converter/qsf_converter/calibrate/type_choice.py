@@ -32,7 +32,7 @@ from qsf_converter.calibrate.sensitivity import (
 from qsf_converter.calibrate.state import CalibrationState
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.original.layers import Original
-from qsf_converter.request import MIXED, Request
+from qsf_converter.request import AUTO, MIXED, Request
 from qsf_converter.rounding.plan import (
     Plan,
     Policy,
@@ -48,6 +48,7 @@ from qsf_converter.sources.families.rules import Place
 
 LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8)
 EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8, Dtype.F16)
+AUTO_CANDIDATES: Final = (Dtype.Q4_NL, Dtype.Q5_0, Dtype.Q8)  # of all matrices
 
 # Matrices of a layer that get more bits without a measurement; the others: _MIXED_FALLBACK.
 _MIXED: Final[Mapping[int, Dtype]] = {
@@ -148,6 +149,35 @@ def candidates(
         for target in targets
         if target.has_choice
     }
+
+
+def auto_policy(plan: Plan) -> Policy:
+    """Return the types of ``auto``: the best guess within the bytes of llama.cpp's Q4_K_M."""
+    matrices = [target for target in plan.targets if target.has_unit_type and not target.is_mtp]
+    others_bytes = sum(_data_bytes(t, t.dtype) for t in matrices if not t.has_choice)
+    budget_bytes = math.floor(sum(q4_k_m_bytes(t, plan) for t in matrices)) - others_bytes
+    least_bytes = sum(_data_bytes(t, AUTO_CANDIDATES[0]) for t in matrices if t.has_choice)
+    costs = guessed_costs(plan, candidates(plan.targets, AUTO_CANDIDATES, AUTO_CANDIDATES))
+    # Matrices of a few columns are padded to tiles.
+    fit = assign(plan.targets, costs, max(budget_bytes, least_bytes))
+    return policy_of(plan.targets, fit.dtypes)
+
+
+def q4_k_m_bytes(target: Target, plan: Plan) -> float:
+    """Return what llama.cpp's Q4_K_M takes for a matrix (llama-quant.cpp, b6000 and later).
+
+    Its blocks have 256 columns; rows of other lengths get Q5_0 and Q8_0 instead.
+    """
+    n_layers, layer = plan.facts.header.n_layers, target.unit.layer
+    eighth = n_layers // 8
+    is_outer = layer < eighth or layer >= 7 * n_layers // 8 or (layer - eighth) % 3 == 2
+    kind = target.rule.target
+    is_head = not target.is_of_layer and (
+        plan.facts.arch.tied_head or target.rule.place is not Place.EMBEDDING
+    )
+    is_fine = is_head or (kind in (TensorType.V, TensorType.FFN_DOWN) and is_outer)
+    coarse, fine = (4.5, 6.5625) if target.n_cols % 256 == 0 else (5.5, 8.5)
+    return target.n_rows * target.n_cols * (fine if is_fine else coarse) / 8
 
 
 # ---- sizes ----
@@ -523,6 +553,8 @@ def choose_types(
     a text it uses that table. Raises QsfConversionError when the target is too small.
     """
     table = mixed_policy(plan.targets)
+    if request.layer_type == AUTO:
+        return with_policy(plan, auto_policy(plan)), None
     if request.layer_type != MIXED:
         sensitivity = None
         if text is not None:

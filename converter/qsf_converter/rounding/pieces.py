@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, KEPT, Dtype, PackedOutliers, TensorType
+from qsf.file.layout import EXACT, Dtype, PackedOutliers, TensorType
 from qsf_converter.rounding import outliers as of_matrix
 from qsf_converter.rounding import quantisers
 from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
@@ -30,7 +30,6 @@ from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import F16_MAX, ErrorSums, UnrepresentableError, absmean
 from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight, mxfp4_tiles
-from qsf_converter.sources.checkpoint import KEPT as KEPT_OF_GGUF
 from qsf_converter.sources.checkpoint import (
     MXFP4_COLS,
     MXFP4_OVERFLOWING,
@@ -145,7 +144,7 @@ def _rounded_pieces(
                 in_flight_bytes -= n_bytes
                 del future
             in_flight_bytes += piece.float_bytes
-            raw = _read_raw(piece, checkpoint, is_kept=_is_kept(piece.target))
+            raw = _read_raw(piece, checkpoint, is_kept=_has_blocks(piece.target))
             future = pool.submit(_quantise, piece, raw)
             del raw
             under_way.append((piece.float_bytes, future))
@@ -160,7 +159,7 @@ def _rounded_pieces(
 def pieces_of(target: Target) -> Iterator[Piece]:
     """Yield the pieces of a tensor in order; each but the last one is whole tile rows."""
     band_bytes = TILE_ROWS * target.n_cols * 4
-    piece_bytes = _KEPT_PIECE_BYTES if target.dtype in KEPT else _PIECE_BYTES
+    piece_bytes = _KEPT_PIECE_BYTES if target.is_kept else _PIECE_BYTES
     step = max(1, piece_bytes // band_bytes) * TILE_ROWS
     for start in range(0, target.n_rows, step):
         yield Piece(target, start, min(start + step, target.n_rows))
@@ -266,20 +265,20 @@ def read_rows(piece: Piece, checkpoint: Checkpoint) -> NDArray[np.float32]:
 
 def kept_tensor(target: Target, checkpoint: Checkpoint) -> RoundedPiece:
     piece = Piece.whole(target)
-    return _keep(piece, _read_raw(piece, checkpoint, is_kept=_is_kept(target)))
+    return _keep(piece, _read_raw(piece, checkpoint, is_kept=_has_blocks(target)))
 
 
 def exact_shifts_of(
     target: Target, checkpoint: Checkpoint
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    if not _is_kept(target):
+    if not _has_blocks(target):
         return None
     raw = _read_raw(Piece.whole(target), checkpoint, is_kept=True)
     return exact_shifts(target.dtype, raw)
 
 
-def _is_kept(target: Target) -> bool:
-    return target.dtype in KEPT_OF_GGUF.values()
+def _has_blocks(target: Target) -> bool:
+    return target.is_kept and target.dtype != Dtype.MXFP4
 
 
 def _check_finite(piece: Piece, rows: NDArray[np.float32]) -> None:
@@ -314,7 +313,7 @@ def _oriented(piece: Piece, raw: RawArray) -> NDArray[np.float32]:
 
 def _quantise(piece: Piece, raw: RawArray) -> RoundedPiece:
     target = piece.target
-    if target.dtype in KEPT:
+    if target.is_kept:
         return _keep(piece, raw)
     rows = _oriented(piece, raw)
     del raw

@@ -25,7 +25,6 @@ from qsf.file.layout import (
     EXACT,
     FINAL_UNIT,
     FINE,
-    KEPT,
     MAX_LAYERS,
     OWN_TABLE_UNIT,
     TILE_ROWS,
@@ -47,7 +46,7 @@ QUANT_TYPES: Mapping[str, Dtype] = {
     dtype_name(dtype): dtype
     for dtype in (
         *(Dtype.Q2, Dtype.Q2_SYM, Dtype.Q3, Dtype.Q4, Dtype.Q4_SYM, Dtype.Q4_NL),
-        *(Dtype.TERNARY, Dtype.TERNARY_DENSE, Dtype.Q8, Dtype.F16, Dtype.F32),
+        *(Dtype.Q5_0, Dtype.TERNARY, Dtype.TERNARY_DENSE, Dtype.Q8, Dtype.F16, Dtype.F32),
     )
 }
 TERNARY_TYPES = (Dtype.TERNARY, Dtype.TERNARY_DENSE)
@@ -197,8 +196,13 @@ class Target:
 
     @property
     def has_choice(self) -> bool:
-        """True for a matrix whose type is chosen: no router, MTP head or type of `KEPT`."""
-        return self.has_unit_type and self.dtype not in KEPT and not self.is_mtp
+        """True for a matrix whose type is chosen: no router, MTP head or block that is kept."""
+        return self.has_unit_type and not self.is_kept and not self.is_mtp
+
+    @property
+    def is_kept(self) -> bool:
+        """True for a matrix whose blocks are those of the source, bit for bit."""
+        return self.dtype == Dtype.MXFP4 or self.dtype == KEPT_OF_GGUF.get(self.source.dtype)
 
     @property
     def has_unit_type(self) -> bool:

@@ -1,0 +1,197 @@
+"""Rounds a model with error feedback after one pass of the original over a short text.
+
+A calibration (``calibration``) sends two streams through the layers, so that each layer makes up
+for the errors of those before. This takes a tenth of its time: the original alone computes the text
+once, layer by layer, and the columns of each matrix make up for one another's errors under the sums
+y^T y of its inputs (GPTQ, Frantar et al. 2022). Wide inputs are cut into parts of neighbouring
+columns, which know nothing of each other: a factor takes the cube of its columns.
+"""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qsf.errors import QsfConversionError
+from qsf.file.layout import Dtype, TensorType
+from qsf_converter.calibrate.calibration import FEEDBACK, as_matrix, as_vector, refusal
+from qsf_converter.calibrate.compensation import (
+    DAMPING,
+    LEAST_DAMPING,
+    Rounded,
+    activation_order,
+    damp,
+    inverse_factor,
+    round_plainly,
+    row_ranges,
+)
+from qsf_converter.original.layers import Original
+from qsf_converter.original.weights import Weights
+from qsf_converter.rounding.pieces import Piece, RoundedTensor, RoundedUnit, rounded_units
+from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
+from qsf_converter.rounding.quantisers import ErrorSums, UnrepresentableError, feedback_rows
+from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, bits_per_weight
+from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+
+_PART_COLS: Final = 32 * BLOCK  # of an input, that make up for one another's errors
+_COARSE_BITS: Final = 8  # types of more bits lose nothing that feedback could mend
+
+
+@dataclass(slots=True)
+class _Part:
+    """Neighbouring columns of an input: their sums y^T y, and what feedback makes of them."""
+
+    cols: slice
+    sums: Float32Array
+    order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    factor: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+    costs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
+
+    def factorise(self, damping: float) -> None:
+        diagonal = np.diag(self.sums).astype(np.float64)
+        if not np.isfinite(diagonal).all():
+            raise QsfConversionError("the activations on the calibration text are not finite")
+        self.order = activation_order(diagonal)
+        self.factor = inverse_factor(damp(self.sums[np.ix_(self.order, self.order)], damping))
+        self.costs = np.empty(len(self.order), np.float32)
+        self.costs[self.order] = np.diag(self.factor) ** -2
+
+
+class _Input:
+    """What matrices of one layer read: [n_tokens, n_inputs]."""
+
+    def __init__(self, n_inputs: int) -> None:
+        n_parts = -(-n_inputs // _PART_COLS)
+        width = -(-n_inputs // n_parts // BLOCK) * BLOCK
+        self.parts = [
+            _Part(slice(start, min(start + width, n_inputs)), np.zeros((0, 0), np.float32))
+            for start in range(0, n_inputs, width)
+        ]
+        self.n_tokens = 0
+
+    def add(self, y: Float32Array) -> None:
+        self.n_tokens += len(y)
+        for part in self.parts:
+            here = np.ascontiguousarray(y[:, part.cols])
+            product = here.T @ here
+            part.sums = part.sums + product if part.sums.size else product
+
+    def factorise(self) -> None:
+        for part in self.parts:
+            n_inputs = part.cols.stop - part.cols.start
+            part.factorise(max(LEAST_DAMPING, DAMPING * n_inputs / self.n_tokens))
+
+    def round(self, dtype: Dtype, weights: Float32Array, n_threads: int) -> Rounded:
+        """Round ``weights`` [n_rows, n_inputs] to ``dtype``."""
+        stored = np.empty_like(weights)
+        n_tile_rows = -(-len(weights) // TILE_ROWS)
+
+        def band(rows: slice, part: _Part) -> bytes:
+            here = np.empty((len(weights[rows]), part.cols.stop - part.cols.start), np.float32)
+            tiles = feedback_rows(
+                dtype,
+                np.ascontiguousarray(weights[rows, part.cols]),
+                part.factor,
+                part.order,
+                weights=part.costs,
+                stored=here,
+            )
+            stored[rows, part.cols] = here
+            return tiles
+
+        jobs = [(rows, part) for part in self.parts for rows in row_ranges(len(weights))]
+        with ThreadPoolExecutor(n_threads) as pool:
+            tiles = list(pool.map(lambda job: band(*job), jobs))
+        n_bands = len(jobs) // len(self.parts)
+        of_parts = [
+            np.frombuffer(b"".join(tiles[i : i + n_bands]), np.uint8).reshape(n_tile_rows, -1)
+            for i in range(0, len(jobs), n_bands)
+        ]
+        errors = ErrorSums()
+        errors.observe(weights, stored.copy())
+        return Rounded(np.concatenate(of_parts, axis=1).tobytes(), stored, errors, 0.0)
+
+
+class OnePass:
+    def __init__(
+        self,
+        plan: Plan,
+        checkpoint: Checkpoint,
+        tokens: NDArray[np.integer],
+        *,
+        n_threads: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Store token ids [n_samples, n_tokens]. ``progress``: called with source bytes."""
+        self._plan, self._checkpoint, self._tokens = plan, checkpoint, tokens
+        self._original = Original(plan, checkpoint)
+        self._n_threads = n_threads or os.cpu_count() or 1
+        self._advance = progress or (lambda _n_bytes: None)
+
+    def units(self) -> Iterator[RoundedUnit]:
+        """Yield all units in file order; `RoundedUnit` says how to iterate.
+
+        Raises QsfConversionError when a weight cannot be stored or the activations are not finite.
+        """
+        layers = {unit.id for unit in self._plan.layers}
+        plain: list[PlannedUnit] = []
+        x = self._original.embed(self._tokens)
+        for unit in self._plan.units:
+            if unit.id not in layers:
+                plain.append(unit)
+                continue
+            yield from self._plainly(plain)
+            plain = []
+            tensors, x = self._layer(unit, x)
+            yield RoundedUnit(unit, tensors)
+            self._advance(sum(target.source_bytes for target in unit.targets))
+        yield from self._plainly(plain)
+
+    def _plainly(self, units: Sequence[PlannedUnit]) -> Iterator[RoundedUnit]:
+        for unit in rounded_units(units, self._checkpoint, self._n_threads):
+            yield unit
+            self._advance(sum(target.source_bytes for target in unit.unit.targets))
+
+    def _layer(
+        self, unit: PlannedUnit, x: Float32Array
+    ) -> tuple[list[RoundedTensor], Float32Array]:
+        """Round a layer except its experts; return it and the stream behind it."""
+        weights = self._original.weights(unit.id)
+        inputs: dict[TensorType, _Input] = {}
+
+        def observe(kinds: tuple[TensorType, ...], y: Float32Array) -> None:
+            for kind in kinds[:1]:
+                inputs.setdefault(kind, _Input(y.shape[1])).add(y)
+            for kind in kinds[1:]:
+                inputs[kind] = inputs[kinds[0]]
+
+        x = self._original.layer(weights, x, observe)
+        for one in {id(one): one for one in inputs.values()}.values():
+            one.factorise()
+        return [self._tensor(target, weights, inputs) for target in unit.targets], x
+
+    def _tensor(
+        self, target: Target, weights: Weights, inputs: Mapping[TensorType, _Input]
+    ) -> RoundedTensor:
+        kind = target.rule.target
+        assert kind is not None  # only learned positions have none
+        if target.is_vector:
+            return RoundedTensor(target, (as_vector(target, weights[kind]),))
+        is_fed = kind in inputs and bits_per_weight(target.dtype) < _COARSE_BITS
+        try:
+            rounded = (
+                inputs[kind].round(target.dtype, weights[kind], self._n_threads)
+                if is_fed
+                else round_plainly(target, weights[kind])
+            )
+        except UnrepresentableError as error:
+            raise refusal(target, error) from error
+        piece = as_matrix(Piece.whole(target), rounded)
+        return RoundedTensor(target, (piece,), FEEDBACK if is_fed else None)
