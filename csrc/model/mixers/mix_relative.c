@@ -15,13 +15,13 @@
 
 /* ---- the convolutions: out = (sum of taps + the row itself) * factor ---- */
 
-typedef enum part { OF_KEYS, OF_VALUES, OF_MIXER, OF_FFN, N_PARTS } part;
+typedef enum part { PART_KEYS, PART_VALUES, PART_MIXER, PART_FFN, N_PARTS } part;
 
 /* Channels of the convolutions before part i; i = N_PARTS: of all */
 static size_t channels_before(const qsf_layer_kind *k, uint32_t dim, part i)
 {
     const size_t kv_dim = qsf_kv_dim(k);
-    return i <= OF_MIXER ? i * kv_dim : 2 * kv_dim + (size_t)(i - OF_MIXER) * dim;
+    return i <= PART_MIXER ? i * kv_dim : 2 * kv_dim + (size_t)(i - PART_MIXER) * dim;
 }
 
 static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const float *from,
@@ -30,7 +30,7 @@ static void replay(const qsf_state_layer *l, const qsf_state_tools *tools, const
     (void)tools;
     const size_t n_kept = l->kind->n_taps - 1;
     const uint32_t dim = (uint32_t)(l->row_floats / 2) - qsf_kv_dim(l->kind);
-    for (part i = OF_KEYS; i < N_PARTS; i++) {
+    for (part i = PART_KEYS; i < N_PARTS; i++) {
         const size_t first = channels_before(l->kind, dim, i);
         qsf_convolution_replay(l, n_kept, channels_before(l->kind, dim, i + 1) - first,
                                from != NULL ? from + n_kept * first : NULL, rows + first, n_rows,
@@ -62,21 +62,21 @@ static smooth_job smooth_of(const qsf_ops *o, const qsf_chunk *chunk, uint32_t l
 {
     const qsf_scratch *const s = o->scratch;
     const size_t first = channels_before(o->kind, o->config->dim, i);
-    const bool is_of_heads = i == OF_KEYS || i == OF_VALUES;
+    const bool is_of_heads = i == PART_KEYS || i == PART_VALUES;
     const bool has_taps = is_of_heads && o->kind->has_own_inputs != 0;
     const size_t n_taps = (size_t)o->kind->n_kv_heads * o->kind->n_taps;
     return (smooth_job){
         .conv = {.ops = o,
                  .layer_idx = layer_idx,
-                 .rows = i == OF_KEYS     ? s->k
-                         : i == OF_VALUES ? s->v
-                                          : s->y,
+                 .rows = i == PART_KEYS     ? s->k
+                         : i == PART_VALUES ? s->v
+                                            : s->y,
                  .stride = is_of_heads ? qsf_stride(qsf_kv_dim(o->kind)) : s->dim_stride,
                  .n_channels = channels_before(o->kind, o->config->dim, i + 1) - first,
                  .first = first,
                  .w = w},
         .chunk = chunk,
-        .taps = has_taps ? s->steps + (i == OF_VALUES ? n_taps : 0) : NULL,
+        .taps = has_taps ? s->steps + (i == PART_VALUES ? n_taps : 0) : NULL,
         .tap_stride = 2 * n_taps,
         .out = is_of_heads ? s->attended : s->normed,
     };
@@ -132,7 +132,7 @@ static qsf_status run_smooth(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
 {
     const float *w;
     QSF_TRY(qsf_ops_load_vector(o,
-                                l->tensors[i == OF_FFN ? QSF_LAYER_FFN_CONV : QSF_LAYER_MIX_CONV],
+                                l->tensors[i == PART_FFN ? QSF_LAYER_FFN_CONV : QSF_LAYER_MIX_CONV],
                                 o->scratch->conv, &w));
     smooth_job job = smooth_of(o, chunk, layer_idx, i, w);
     job.begins_block = begins_block;
@@ -144,7 +144,7 @@ static qsf_status run_smooth(qsf_ops *o, const qsf_layer *l, const qsf_chunk *ch
 qsf_status qsf_relative_end(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                             uint32_t layer_idx)
 {
-    return run_smooth(o, l, chunk, layer_idx, OF_FFN, false);
+    return run_smooth(o, l, chunk, layer_idx, PART_FFN, false);
 }
 
 /* ---- residual blocks ---- */
@@ -426,17 +426,17 @@ static void store_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
     const size_t stride = qsf_stride(qsf_kv_dim(o->kind));
     (void)worker_idx;
     for (size_t head = begin; head < end; head++)
-        for (part i = OF_KEYS; i <= OF_VALUES; i++) {
+        for (part i = PART_KEYS; i <= PART_VALUES; i++) {
             const smooth_job conv = smooth_of(o, job->chunk, job->layer_idx, i, job->convs[i]);
-            float *const rows = (i == OF_KEYS ? o->scratch->k : o->scratch->v) + head * head_dim;
+            float *const rows = (i == PART_KEYS ? o->scratch->k : o->scratch->v) + head * head_dim;
             smooth(&conv, head * head_dim, (head + 1) * head_dim);
             for (size_t t = 0; t < o->n_tokens; t++) {
                 memcpy(rows + t * stride, conv.out + t * stride + head * head_dim,
                        head_dim * sizeof *rows);
-                if (i == OF_KEYS)
+                if (i == PART_KEYS)
                     limit_length(o, rows + t * stride, o->kind->length_limit, (uint32_t)head_dim);
             }
-            if (i == OF_KEYS)
+            if (i == PART_KEYS)
                 qsf_heads_store_k(o, job->chunk, job->layer_idx, NULL, (uint32_t)head, 0,
                                   o->n_tokens);
             else
@@ -526,7 +526,7 @@ qsf_status qsf_mix_relative(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chu
     if (begins_block)
         memcpy(s->blocks + (size_t)layer / c->block_layers * s->chunk_tokens * s->dim_stride, s->x,
                o->n_tokens * s->dim_stride * sizeof *s->x);
-    QSF_TRY(run_smooth(o, l, chunk, layer_idx, OF_MIXER, begins_block));
+    QSF_TRY(run_smooth(o, l, chunk, layer_idx, PART_MIXER, begins_block));
     const float *query;
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_FFN_QUERY], s->queries, &query));
     retrieve_blocks(o, layer + 1, query, s->input);
