@@ -164,7 +164,7 @@ def auto_policy(plan: Plan) -> Policy:
 
 
 def q4_k_m_bytes(target: Target, plan: Plan) -> float:
-    """Return what llama.cpp's Q4_K_M takes for a matrix (llama-quant.cpp, b6000 and later).
+    """Return what llama.cpp's Q4_K_M takes for a matrix (llama-quant.cpp of 2026).
 
     Its blocks have 256 columns; rows of other lengths get Q5_0 and Q8_0 instead.
     """

@@ -69,14 +69,18 @@ class Policy:
     keeps_layers: bool = False  # quantised matrices of a GGUF file keep their types
     keeps_embeddings: bool = False
 
+    def keeps(self, source: SourceTensor, rule: TensorRule) -> bool:
+        """True if the blocks of a GGUF file's matrix are kept."""
+        is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
+        keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
+        return keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule)
+
     def of_source(self, source: SourceTensor, rule: TensorRule, name: str) -> Dtype:
         """Like ``dtype_of``, but matrices may keep the source's type.
 
         Those of MXFP4 do, unless fewer bits are requested.
         """
-        is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
-        keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
-        if keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule):
+        if self.keeps(source, rule):
             return KEPT_OF_GGUF[source.dtype]
         if (
             source.dtype == MXFP4 and not 0 < bits_per_weight(self.layers) < 4
@@ -182,6 +186,7 @@ class Target:
     n_slices: int = 1  # tensors of this shape in the source
     is_mtp: bool = False  # of the MTP head, whose type is not chosen: no text depends on it
     is_raised: bool = False  # to more bits than its unit's type has
+    has_blocks: bool = False  # of a GGUF file, which are kept while the type is theirs
     outliers: OutlierPlan | None = None
     tensor_scale: float | None = None  # rule absmean: one scale for the whole matrix
 
@@ -202,7 +207,8 @@ class Target:
     @property
     def is_kept(self) -> bool:
         """True for a matrix whose blocks are those of the source, bit for bit."""
-        return self.dtype == Dtype.MXFP4 or self.dtype == KEPT_OF_GGUF.get(self.source.dtype)
+        is_theirs = self.has_blocks and self.dtype == KEPT_OF_GGUF.get(self.source.dtype)
+        return self.dtype == Dtype.MXFP4 or is_theirs
 
     @property
     def has_unit_type(self) -> bool:
@@ -508,6 +514,7 @@ def _target(
         dtype=Dtype.Q4 if is_mtp and dtype == Dtype.MIXED else dtype,
         is_mtp=is_mtp,
         is_vector=is_vector,
+        has_blocks=policy.keeps(source, rule),
         factor=1.0 if rule.scale is None else facts.factors[rule.scale],
         joined=tuple(part.name for part in sources[1:]),
         slice_idx=0 if rule.slices is None else unit.expert + rule.first_slice,

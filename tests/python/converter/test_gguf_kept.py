@@ -121,6 +121,15 @@ def test_a_quantised_file_is_kept_by_default(tmp_path: Path, kind: str) -> None:
     assert assert_kept(path, tmp_path / "m.qsf") == {kind.lower()}
 
 
+def test_blocks_are_kept_only_if_that_was_asked_for(tmp_path: Path) -> None:
+    """Not by chance, where the type that matrices are rounded to is the source's."""
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=160)
+    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q5_0)
+    report = convert(path, tmp_path / "m.qsf", quant_type="q5_0", embed_type="q5_0")
+    assert not any("kept as they are" in note for note in report.notes)
+    assert any("rounded again" in line for line in report.warnings)
+
+
 def test_a_type_that_is_asked_for_rounds_again_and_says_so(tmp_path: Path) -> None:
     folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=96, head_dim=32, ffn_dim=160)
     path = gguf_files.write(folder, tmp_path / "m.gguf", kind=gguf.GGMLQuantizationType.Q4_1)
