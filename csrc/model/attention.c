@@ -74,36 +74,16 @@ static qsf_acts gather_rows(const qsf_ops *o, const row_group *group, size_t wor
     const size_t stride = qsf_stride(kind->head_dim);
     const size_t n_blocks = stride / QSF_BLOCK;
     const size_t value_off = worker_idx * QSF_ATTEND_ROWS * stride;
-    const size_t block_off = value_off / QSF_BLOCK;
     for (size_t r = 0; r < group->n_rows; r++) {
         float *const q = s->q + value_off + r * stride;
         memcpy(q, o->scratch->q + head_off(o, chunk_row_of(kind, group, r)),
                kind->head_dim * sizeof *q);
         memset(q + kind->head_dim, 0, (stride - kind->head_dim) * sizeof *q);
     }
-    const qsf_act_row rows = {
-        .q = s->act_q + value_off,
-        .q_low = s->act_q_low + value_off,
-        .scale = s->act_scale + block_off,
-        .sum = s->act_sum + block_off,
-        .parts = s->act_parts + block_off,
-        .scaled_sum = s->act_scaled_sum + block_off,
-        .fine_sum = s->act_fine_sum + block_off,
-    };
+    const qsf_act_row rows = qsf_act_row_at(&s->acts, value_off);
     if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows and blocks are contiguous */
         o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, false, &rows);
-    return (qsf_acts){
-        .n_tokens = group->n_rows,
-        .n_blocks = n_blocks,
-        .f32 = s->q + value_off,
-        .q = rows.q,
-        .q_low = rows.q_low,
-        .scale = rows.scale,
-        .sum = rows.sum,
-        .parts = rows.parts,
-        .scaled_sum = rows.scaled_sum,
-        .fine_sum = rows.fine_sum,
-    };
+    return qsf_acts_of(&rows, group->n_rows, n_blocks, s->q + value_off);
 }
 
 /* Computes scores [n_rows, 256] of pages first .. end - 1 of a span. Pages that are contiguous in

@@ -97,12 +97,13 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     return QSF_OK;
 }
 
-/* Describes q_low of a row, as the kernels describe q. */
-static void describe_low(const qsf_act_row *row, size_t n_blocks, const qsf_act_row *low)
+/* Describes q_low of a row, as the kernels describe q: n_between blocks behind q's description. */
+static void describe_low(const qsf_act_row *row, size_t n_blocks, size_t n_between)
 {
     for (size_t b = 0; b < n_blocks; b++) {
-        const int8_t *const q = low->q + b * QSF_BLOCK;
-        qsf_act_parts *const parts = &low->parts[b];
+        const size_t low = n_between + b;
+        const int8_t *const q = row->q_low + b * QSF_BLOCK;
+        qsf_act_parts *const parts = &row->parts[low];
         for (size_t i = 0; i < 2; i++)
             parts->scale[i] = row->parts[b].scale[i] * 0x1p-8F;
         for (size_t i = 0; i < 4; i++) {
@@ -111,36 +112,20 @@ static void describe_low(const qsf_act_row *row, size_t n_blocks, const qsf_act_
                 sum = (int16_t)(sum + q[i * (QSF_BLOCK / 4) + c]);
             parts->quarter[i] = sum;
         }
-        low->scale[b] = row->scale[b] * 0x1p-8F;
-        low->sum[b] = row->fine_sum[b] - 256 * row->sum[b];
-        low->scaled_sum[b] = low->scale[b] * (float)low->sum[b];
+        row->scale[low] = row->scale[b] * 0x1p-8F;
+        row->sum[low] = row->fine_sum[b] - 256 * row->sum[b];
+        row->scaled_sum[low] = row->scale[low] * (float)row->sum[low];
     }
 }
 
 static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stride)
 {
-    const qsf_scratch *const s = o->scratch;
     const size_t n_blocks = stride / QSF_BLOCK;
-    const size_t t_low = o->n_tokens + t;
-    const qsf_act_row out = {
-        .q = s->act_q + t * stride,
-        .q_low = s->act_q + t_low * stride,
-        .scale = s->act_scale + t * n_blocks,
-        .sum = s->act_sum + t * n_blocks,
-        .parts = s->act_parts + t * n_blocks,
-        .scaled_sum = s->act_scaled_sum + t * n_blocks,
-        .fine_sum = s->act_fine_sum + t * n_blocks,
-    };
+    qsf_act_row out = qsf_act_row_at(&o->scratch->acts, t * stride);
+    out.q_low = out.q + o->n_tokens * stride;
     o->kernels->quantise(x, n_blocks, o->config->has_only_parts, &out);
     if (o->config->has_fine_acts)
-        describe_low(&out, n_blocks,
-                     &(qsf_act_row){
-                         .q = out.q_low,
-                         .scale = s->act_scale + t_low * n_blocks,
-                         .sum = s->act_sum + t_low * n_blocks,
-                         .parts = s->act_parts + t_low * n_blocks,
-                         .scaled_sum = s->act_scaled_sum + t_low * n_blocks,
-                     });
+        describe_low(&out, n_blocks, o->n_tokens * n_blocks);
 }
 
 #define DOT_LANES 16
@@ -211,19 +196,9 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 /* The rows written by quantise_row; f32: as in qsf_acts, or NULL */
 static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
 {
-    const qsf_scratch *const s = o->scratch;
-    return (qsf_acts){
-        .n_tokens = o->n_tokens,
-        .n_blocks = stride / QSF_BLOCK,
-        .f32 = f32,
-        .q = s->act_q,
-        .q_low = s->act_q + o->n_tokens * stride,
-        .scale = s->act_scale,
-        .sum = s->act_sum,
-        .parts = s->act_parts,
-        .scaled_sum = s->act_scaled_sum,
-        .fine_sum = s->act_fine_sum,
-    };
+    qsf_act_row rows = o->scratch->acts;
+    rows.q_low = rows.q + o->n_tokens * stride;
+    return qsf_acts_of(&rows, o->n_tokens, stride / QSF_BLOCK, f32);
 }
 
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,

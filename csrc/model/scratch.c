@@ -24,6 +24,19 @@ static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_
     return n < chunk_tokens ? (uint32_t)n : chunk_tokens;
 }
 
+/* Integers of n_values values; n_described blocks are described. */
+static void layout_acts(qsf_act_row *s, qsf_arena *a, size_t n_values, size_t n_described)
+{
+    const size_t n_blocks = n_values / QSF_BLOCK;
+    s->q = qsf_arena_push(a, 2 * n_values, sizeof *s->q);
+    s->q_low = s->q != NULL ? s->q + n_values : NULL;
+    s->scale = qsf_arena_push(a, n_described, sizeof *s->scale);
+    s->sum = qsf_arena_push(a, n_described, sizeof *s->sum);
+    s->parts = qsf_arena_push(a, n_described, sizeof *s->parts);
+    s->scaled_sum = qsf_arena_push(a, n_described, sizeof *s->scaled_sum);
+    s->fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->fine_sum);
+}
+
 static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
                              const qsf_kv_pool *pool, const qsf_scratch_sizes *sizes)
 {
@@ -45,17 +58,10 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
     const size_t n_rows = (size_t)sizes->n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
     const size_t n_values = n_rows * head_stride;
-    const size_t n_blocks = n_values / QSF_BLOCK;
     const size_t n_partials =
         s->n_spans > 1 ? (size_t)s->split_tokens * c->n_heads * s->n_spans : 0;
     s->q = qsf_arena_push(a, n_values, sizeof *s->q);
-    s->act_q = qsf_arena_push(a, n_values, sizeof *s->act_q);
-    s->act_q_low = qsf_arena_push(a, n_values, sizeof *s->act_q_low);
-    s->act_scale = qsf_arena_push(a, n_blocks, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_sum);
-    s->act_parts = qsf_arena_push(a, n_blocks, sizeof *s->act_parts);
-    s->act_scaled_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
+    layout_acts(&s->acts, a, n_values, n_values / QSF_BLOCK);
     s->scores = qsf_arena_push(a, n_rows * QSF_KV_SPAN_TOKENS, sizeof *s->scores);
     s->span_values = qsf_arena_push(a, n_values, sizeof *s->span_values);
     s->values = qsf_arena_push(a, n_values, sizeof *s->values);
@@ -92,19 +98,6 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
     s->likely = qsf_arena_push(a, c->n_experts, sizeof *s->likely);
     s->rows = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->rows);
     s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
-}
-
-static void layout_integers(qsf_scratch *s, qsf_arena *a, const qsf_config *c, size_t n_rows,
-                            size_t n_cols)
-{
-    const size_t n_blocks = n_rows * (n_cols / QSF_BLOCK);
-    const size_t n_described = c->has_fine_acts ? 2 * n_blocks : n_blocks;
-    s->act_q = qsf_arena_push(a, 2 * n_rows * n_cols, sizeof *s->act_q);
-    s->act_scale = qsf_arena_push(a, n_described, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n_described, sizeof *s->act_sum);
-    s->act_parts = qsf_arena_push(a, n_described, sizeof *s->act_parts);
-    s->act_scaled_sum = qsf_arena_push(a, n_described, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
 }
 
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
@@ -163,7 +156,8 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         qsf_arena_push(a, c->n_blocks != 0 ? n * qsf_stride(c->n_heads) : 0, sizeof *s->sinks);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
-    layout_integers(s, a, c, n_wide, widest);
+    layout_acts(&s->acts, a, n_wide * widest,
+                (c->has_fine_acts ? 2 : 1) * n_wide * widest / QSF_BLOCK);
     s->low_rows = c->has_fine_acts ? larger(n_wide, 2 * smaller(n_wide, QSF_LOW_TOGETHER)) : 0;
     s->low_products =
         qsf_arena_push(a, sizes->n_threads * s->low_rows * QSF_LOW_COLS, sizeof *s->low_products);
