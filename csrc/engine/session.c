@@ -102,8 +102,7 @@ size_t qsf_session_position(const qsf_session *s)
 void qsf_session_tokens(const qsf_session *s, uint32_t *out, size_t n_tokens)
 {
     if (s != NULL && n_tokens > 0)
-        memcpy(out, s->buffers.tokens,
-               (n_tokens < s->n_tokens ? n_tokens : s->n_tokens) * sizeof *out);
+        memcpy(out, s->buffers.tokens, QSF_MIN(n_tokens, s->n_tokens) * sizeof *out);
 }
 
 size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)

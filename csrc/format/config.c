@@ -390,14 +390,14 @@ static void add_latent(qsf_config *c, const qsf_layer_kind *k)
     raise_to(&c->q_dim, qsf_q_dim(k));
     raise_to(&c->kv_dim, k->query_rank);
     raise_to(&c->latent_dim, k->n_heads * (uint32_t)qsf_stride(k->nope_dim));
-    raise_to(&c->qk_norm_cols, k->query_rank > k->latent_rank ? k->query_rank : k->latent_rank);
+    raise_to(&c->qk_norm_cols, QSF_MAX(k->query_rank, k->latent_rank));
 }
 
 /* Adds the buffers of the relative mixer. */
 static void add_relative(qsf_config *c, const qsf_layer_kind *k)
 {
     const uint32_t kv_dim = qsf_kv_dim(k);
-    const uint32_t n_channels = kv_dim > c->dim ? kv_dim : c->dim;
+    const uint32_t n_channels = QSF_MAX(kv_dim, c->dim);
     raise_to(&c->n_relative, k->n_heads * k->relative_dim);
     raise_to(&c->qk_norm_cols, k->n_heads * k->relative_dim);
     raise_to(&c->n_profiles, k->relative_dim * k->relative_extent);

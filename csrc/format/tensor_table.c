@@ -247,7 +247,7 @@ static qsf_status check_contents(const qsf_reader *r)
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE) {
-        const uint32_t n_rows = t[i].n_rows < QSF_MAX_DIM ? t[i].n_rows : QSF_MAX_DIM;
+        const uint32_t n_rows = QSF_MIN(t[i].n_rows, QSF_MAX_DIM);
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, n_rows, h->dim));
     }
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_JOIN)
@@ -348,7 +348,7 @@ static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *
     *end = 0;
     for (size_t begin = 0; begin < n_entries; begin += SUM_ENTRIES) {
         const size_t left = n_entries - begin;
-        const size_t n = left < SUM_ENTRIES ? left : SUM_ENTRIES;
+        const size_t n = QSF_MIN(left, SUM_ENTRIES);
         uint32_t sum = 0;
         for (size_t i = begin; i < begin + n; i++) {
             const uint32_t entry = qsf_load_u32(entries + i * QSF_OUTLIER_ENTRY_BYTES);

@@ -640,7 +640,7 @@ qsf_status qsf_mtp_begin(const qsf_mtp *m, uint32_t token, const float *hidden)
 
 void qsf_embedding_layout(qsf_embedding *e, qsf_arena *a, const qsf_config *c, uint32_t n_rows)
 {
-    *e = (qsf_embedding){.n_rows = n_rows < c->n_vocab ? n_rows : c->n_vocab,
+    *e = (qsf_embedding){.n_rows = QSF_MIN(n_rows, c->n_vocab),
                          .dim_stride = qsf_round_up(c->dim, QSF_BLOCK)};
     if (e->n_rows == 0)
         return;

@@ -86,7 +86,7 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     for (size_t done = 0; done < n_bytes;) {
         const uint64_t off = t->data_off + done;
         const size_t cap_bytes = qsf_stream_range_bytes(o->stream, t->unit_idx, off);
-        const size_t n = n_bytes - done < cap_bytes ? n_bytes - done : cap_bytes;
+        const size_t n = QSF_MIN(n_bytes - done, cap_bytes);
         const unsigned char *bytes;
         QSF_TRY(qsf_stream_acquire(o->stream, off, n, &bytes));
         memcpy(to + done, bytes, n);
@@ -256,7 +256,7 @@ static void silu_capped(const qsf_ops *o, float *gate, float *up, size_t n)
     const qsf_layer_kind *const kind = o->kind;
     float capped[QSF_BLOCK];
     for (size_t i = 0; i < n; i += QSF_BLOCK) {
-        const size_t m = n - i < QSF_BLOCK ? n - i : QSF_BLOCK;
+        const size_t m = QSF_MIN(n - i, QSF_BLOCK);
         memcpy(capped, gate + i, m * sizeof *capped);
         k->cap(capped, 1.0F / kind->gate_cap, kind->gate_cap, m);
         k->cap(up + i, 1.0F / kind->up_cap, kind->up_cap, m);

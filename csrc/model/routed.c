@@ -23,7 +23,7 @@ static void softmax(const qsf_kernels *k, float *x, uint32_t n)
     float max = x[0];
     float total = 0.0F;
     for (uint32_t i = 1; i < n; i++)
-        max = x[i] > max ? x[i] : max;
+        max = QSF_MAX(x[i], max);
     k->weigh(x, n, max, 1.0F, 0.0F, e, sums);
     for (uint32_t i = 0; i * QSF_STRIP < n; i++)
         total += sums[i];
@@ -367,7 +367,7 @@ static qsf_status add_member(wave *w, uint32_t i)
     const uint32_t left_rows = QSF_EXPERT_ROWS - w->n_rows;
     member *const m = &w->members[w->n++];
     *m = (member){.wave = w, .i = i, .first_row = w->n_rows};
-    m->n = s->uses[i] < left_rows ? s->uses[i] : left_rows;
+    m->n = QSF_MIN(s->uses[i], left_rows);
     m->first_choice = s->first[expert + 1] - s->uses[i];
     s->uses[i] -= m->n;
     w->n_rows += m->n;

@@ -6,16 +6,6 @@
 #include "types/dtype.h"
 #include "kernels/kernels.h"
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Returns the largest chunk for which splitting over spans pays: with fewer row groups, one per
  * KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
@@ -53,7 +43,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
         const size_t n_tokens =
             (size_t)(k->window_tokens == 0 ? n_hot : n_all) * QSF_KV_PAGE_TOKENS;
         s->n_spans =
-            (uint32_t)larger(s->n_spans, qsf_seen_most_spans(k, s->split_tokens, n_tokens));
+            (uint32_t)QSF_MAX(s->n_spans, qsf_seen_most_spans(k, s->split_tokens, n_tokens));
     }
     const size_t n_rows = (size_t)sizes->n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
@@ -75,7 +65,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
 static size_t routed_rows(const qsf_config *c, size_t n)
 {
     const size_t n_rows = c->n_experts != 0 ? n * c->n_chosen : 0;
-    return n_rows < QSF_EXPERT_ROWS ? n_rows : QSF_EXPERT_ROWS;
+    return QSF_MIN(n_rows, QSF_EXPERT_ROWS);
 }
 
 static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config *c, size_t n,
@@ -104,7 +94,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
                         const qsf_scratch_sizes *sizes)
 {
     const size_t n = sizes->chunk_tokens;
-    const size_t n_wide = larger(n, routed_rows(c, n));
+    const size_t n_wide = QSF_MAX(n, routed_rows(c, n));
     *s = (qsf_scratch){
         .chunk_tokens = sizes->chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
@@ -116,7 +106,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     const size_t ffn_stride = qsf_stride(c->ffn_dim);
     const size_t gate_stride = qsf_stride(c->gate_dim);
     const size_t latent_stride = qsf_stride(c->latent_dim);
-    const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
+    const size_t widest = QSF_MAX(QSF_MAX(s->dim_stride, q_stride), ffn_stride);
 
     s->x = qsf_arena_push(a, n * s->dim_stride, sizeof *s->x);
     s->normed = qsf_arena_push(a, n * s->dim_stride, sizeof *s->normed);
@@ -141,7 +131,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n_wide * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
-        s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
+        s->vectors[i] = qsf_arena_push(a, QSF_MAX(widest, kv_stride), sizeof *s->vectors[i]);
     s->ones = c->ones > 0 ? qsf_arena_push(a, c->ones, sizeof *s->ones) : NULL;
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
@@ -158,7 +148,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     layout_routed(&s->routed, a, c, n, s->dim_stride);
     layout_acts(&s->acts, a, n_wide * widest,
                 (c->has_fine_acts ? 2 : 1) * n_wide * widest / QSF_BLOCK);
-    s->low_rows = c->has_fine_acts ? larger(n_wide, 2 * smaller(n_wide, QSF_LOW_TOGETHER)) : 0;
+    s->low_rows = c->has_fine_acts ? QSF_MAX(n_wide, 2 * QSF_MIN(n_wide, QSF_LOW_TOGETHER)) : 0;
     s->low_products =
         qsf_arena_push(a, sizes->n_threads * s->low_rows * QSF_LOW_COLS, sizeof *s->low_products);
 }

@@ -298,7 +298,7 @@ static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes
     if (room_bytes > load_bytes + sizes->ring_bytes)
         room_bytes = load_bytes + sizes->ring_bytes;
     const size_t ring_bytes = (size_t)room_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-    return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
+    return QSF_MAX(ring_bytes, sizes->ring_bytes);
 }
 
 /* Loads the resident units and acquires the buffers for streaming. */
@@ -450,7 +450,7 @@ size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t o
 static void drop_before(qsf_stream *s, uint64_t off)
 {
     const uint64_t end_off = s->source.raw_done_bytes;
-    const uint64_t keep_off = (off < end_off ? off : end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
+    const uint64_t keep_off = QSF_MIN(off, end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
     if (keep_off <= s->decode_off)
         return;
     memmove(s->decode_buffer, s->decode_buffer + (keep_off - s->decode_off),
@@ -648,8 +648,7 @@ qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes)
     sizes_without(s, NONE, &sizes);
     const size_t old_bytes = s->ring_bytes;
     release_buffers(s);
-    qsf_status status =
-        take_buffers(s, &sizes, ring_bytes > sizes.ring_bytes ? ring_bytes : sizes.ring_bytes);
+    qsf_status status = take_buffers(s, &sizes, QSF_MAX(ring_bytes, sizes.ring_bytes));
     if (status != QSF_OK && take_buffers(s, &sizes, old_bytes) != QSF_OK)
         status = QSF_ERR_NOMEM;
     set_order(s);
