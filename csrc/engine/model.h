@@ -292,11 +292,8 @@ struct qsf_model {
     size_t layers_bytes;
     bool *is_resident; /* [n_stream_units] */
     size_t is_resident_bytes;
-    bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */
-    bool has_choosing;
-    qsf_mutex kv_lock; /* protects the pools' blocks and slots, not their contents */
-    bool has_kv_lock;
+    qsf_mutex kv_lock;  /* protects the pools' blocks and slots, not their contents */
 };
 
 /* Releases all memory of a model, even if it is only partly open. qsf_model_close calls it once

@@ -325,7 +325,7 @@ static uint32_t default_thread_count(void)
     const uint32_t n_cores = qsf_core_count();
     if (n_cores == 0)
         return 1;
-    return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
+    return QSF_MIN(n_cores, QSF_POOL_MAX_THREADS);
 }
 
 static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults, qsf_model **out)
@@ -354,12 +354,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
         m->options.n_threads = default_thread_count();
     *out = m;
     QSF_TRY(qsf_mutex_init(&m->lock));
-    m->has_lock = true;
     QSF_TRY(qsf_mutex_init(&m->choosing));
-    m->has_choosing = true;
-    QSF_TRY(qsf_mutex_init(&m->kv_lock));
-    m->has_kv_lock = true;
-    return QSF_OK;
+    return qsf_mutex_init(&m->kv_lock);
 }
 
 /* Injected faults of tests count reads of both models. */
@@ -620,12 +616,12 @@ static bool has_same_section(const qsf_reader *a, const qsf_reader *b, const cha
 
 static int shown(qsf_bytes token)
 {
-    return (int)(token.n < SHOWN_BYTES ? token.n : SHOWN_BYTES);
+    return (int)QSF_MIN(token.n, SHOWN_BYTES);
 }
 
 static qsf_status compare(const qsf_vocabulary *model, const qsf_vocabulary *drafter)
 {
-    const uint32_t n_ids = model->n_ids < drafter->n_ids ? model->n_ids : drafter->n_ids;
+    const uint32_t n_ids = QSF_MIN(model->n_ids, drafter->n_ids);
     for (uint32_t id = 0; id < n_ids; id++) {
         const qsf_bytes a = qsf_vocabulary_text(model, id);
         const qsf_bytes b = qsf_vocabulary_text(drafter, id);
