@@ -42,16 +42,15 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
                 m->n_sessions);
     QSF_FAIL_IF(m->n_sessions == m->options.max_sessions, NOMEM,
                 "%u sessions are open, and max_sessions allows no more", m->n_sessions);
-    qsf_session *const s = qsf_ledger_acquire(&m->ledger, QSF_USE_TABLES, sizeof *s);
-    QSF_FAIL_IF(s == NULL, NOMEM, "cannot allocate %zu bytes for a session's record", sizeof *s);
+    qsf_session *s;
+    QSF_TRY(qsf_ledger_take(&m->ledger, QSF_USE_TABLES, sizeof *s, "a session's record", &s));
     s->model = m;
     s->memory_bytes = (size_t)m->plan.session_bytes;
-    s->memory = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->memory_bytes);
-    if (s->memory == NULL) {
-        const size_t memory_bytes = s->memory_bytes;
+    qsf_status status = qsf_ledger_take(&m->ledger, QSF_USE_KV, s->memory_bytes,
+                                        "a session's tokens and logits", &s->memory);
+    if (status != QSF_OK) {
         release_session(s);
-        return QSF_FAIL(NOMEM, "cannot allocate %.1f MB for a session's tokens and logits",
-                        qsf_mb(memory_bytes));
+        return status;
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
@@ -60,7 +59,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     atomic_init(&s->cancelled, false);
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
-    qsf_status status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
+    status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
     if (status == QSF_OK && m->drafter != NULL && !m->config.keeps_hidden)
         status = qsf_session_create(m->drafter, &s->drafter);
     if (status != QSF_OK) {

@@ -36,9 +36,8 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
         seen->zero_types[t->type] = true;
     } else {
         if (seen->others == NULL)
-            seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
-        QSF_FAIL_IF(seen->others == NULL, NOMEM, "no memory for the set of tensor indices: %u KB",
-                    SEEN_BYTES >> 10);
+            QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, SEEN_BYTES, "tensor indices",
+                                    &seen->others));
         const uint32_t bit = t->type * N_INDICES + t->index;
         was_seen = (seen->others[bit / 8] >> bit % 8 & 1) != 0;
         seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
@@ -299,14 +298,11 @@ qsf_status qsf_tensor_table_read(qsf_reader *r)
                 "section TENS has %zu bytes, allowed: multiples of %d", n_bytes,
                 QSF_TENSOR_ENTRY_BYTES);
     r->n_tensors = (uint32_t)(n_bytes / QSF_TENSOR_ENTRY_BYTES);
-    r->tensors = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors);
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    qsf_status status = QSF_OK;
-    if (r->tensors == NULL || bytes == NULL)
-        status = QSF_FAIL(NOMEM, "no memory for the tensor table: %zu KB",
-                          (r->n_tensors * sizeof *r->tensors + n_bytes) >> 10);
-    if (status == QSF_OK)
-        status = qsf_reader_read_section(r, tens, bytes);
+    unsigned char *bytes;
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors,
+                            "the tensor table", &r->tensors));
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_bytes, "the tensor table", &bytes));
+    qsf_status status = qsf_reader_read_section(r, tens, bytes);
     if (status == QSF_OK)
         status = parse_table(r, bytes);
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);

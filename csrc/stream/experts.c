@@ -232,11 +232,7 @@ size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
 
 static qsf_status acquire(qsf_experts *e, size_t n, size_t item_bytes, void *out)
 {
-    void *const p = qsf_ledger_acquire(e->ledger, QSF_USE_TABLES, n * item_bytes);
-    memcpy(out, &p, sizeof p);
-    QSF_FAIL_IF(p == NULL, NOMEM, "no memory for the tables of experts: %zu KB",
-                n * item_bytes >> 10);
-    return QSF_OK;
+    return qsf_ledger_take(e->ledger, QSF_USE_TABLES, n * item_bytes, "experts' tables", out);
 }
 
 static qsf_status acquire_all(qsf_experts *e)

@@ -351,10 +351,8 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(range_bytes));
     *out = NULL;
     const size_t block_bytes = qsf_ring_bytes(ring_bytes, range_bytes, r);
-    void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
-    QSF_FAIL_IF(block == NULL, NOMEM,
-                "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
-                block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
+    void *block;
+    QSF_TRY(qsf_ledger_take(ledger, QSF_USE_STREAM, block_bytes, "a ring", &block));
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);

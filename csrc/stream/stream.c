@@ -145,18 +145,9 @@ size_t qsf_stream_table_bytes(const qsf_reader *r)
 
 /* ---- memory ---- */
 
-static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
+static qsf_status acquire(qsf_stream *s, qsf_use use, uint64_t n_bytes, void *out)
 {
-    void **const to = out;
-    *to = NULL;
-    if (n_bytes == 0)
-        return QSF_OK;
-    *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
-    QSF_FAIL_IF(*to == NULL, NOMEM,
-                "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
-                n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
-                s->ledger->ceiling_bytes >> 20);
-    return QSF_OK;
+    return qsf_ledger_take(s->ledger, use, n_bytes, qsf_use_name(use), out);
 }
 
 static void add_counts(qsf_ring_counts *sum, const qsf_ring_counts *a, const qsf_ring_counts *b)
@@ -273,12 +264,8 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
-        const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-        QSF_FAIL_IF(raw_bytes > SIZE_MAX, NOMEM,
-                    "unit %u of %" PRIu64 " MB exceeds the address space", unit_idx,
-                    raw_bytes >> 20);
         unsigned char *to;
-        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
+        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, s->reader->units[unit_idx].raw_bytes, &to));
         s->resident[unit_idx] = to;
         QSF_TRY(copy_unit(s, unit_idx, to));
     }
