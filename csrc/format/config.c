@@ -101,14 +101,14 @@ typedef struct layer_row {
     extent cols;
 } layer_row;
 
-#define ROW(type, tensor, name, layout, group, presence, rows, cols) \
-    {QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_##layout, group, presence, rows, cols},
-#define VECTOR(type, tensor, name, group, presence, n) \
-    ROW(type, tensor, name, VECTOR, group, presence, OF_ONE, n)
-#define MATRIX(type, tensor, name, group, presence, rows, cols) \
-    ROW(type, tensor, name, TILES, group, presence, rows, cols)
-#define OUTLIERS(type, tensor, name, group, presence, rows, cols) \
-    ROW(type, tensor, name, OUTLIERS, group, presence, rows, cols)
+#define ROW(type, name, text, layout, group, presence, rows, cols) \
+    {QSF_TENSOR_##type, QSF_LAYER_##name, text, QSF_LAYOUT_##layout, group, presence, rows, cols},
+#define VECTOR(number, name, text, group, presence, n) \
+    ROW(name, name, text, VECTOR, group, presence, OF_ONE, n)
+#define MATRIX(number, name, text, group, presence, rows, cols) \
+    ROW(name, name, text, TILES, group, presence, rows, cols)
+#define OUTLIERS(number, name, text, group, presence, rows, cols) \
+    ROW(name##_OUTLIERS, name, text, OUTLIERS, group, presence, rows, cols)
 
 static const layer_row layer_rows[] = {QSF_LAYER_TABLE(VECTOR, MATRIX, OUTLIERS)};
 
@@ -195,8 +195,8 @@ static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
         outliers_bytes(l, QSF_LAYER_Q) + outliers_bytes(l, QSF_LAYER_K) +
             outliers_bytes(l, QSF_LAYER_V),
         outliers_bytes(l, QSF_LAYER_ATTN_OUT),
-        outliers_bytes(l, QSF_LAYER_GATE) + outliers_bytes(l, QSF_LAYER_UP),
-        outliers_bytes(l, QSF_LAYER_DOWN),
+        outliers_bytes(l, QSF_LAYER_FFN_GATE) + outliers_bytes(l, QSF_LAYER_FFN_UP),
+        outliers_bytes(l, QSF_LAYER_FFN_DOWN),
     };
     for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
         if (wanted_bytes[i] > c->outliers_bytes)
@@ -448,8 +448,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         raise_to(&c->ffn_dim, k->expert_dim);
     raise_to(&c->n_experts, k->n_experts);
     raise_to(&c->n_chosen, k->n_chosen);
-    c->has_gate |=
-        l->tensors[QSF_LAYER_GATE] != NULL || (k->n_experts != 0 && k->expert_ffn == QSF_FFN_GATED);
+    c->has_gate |= l->tensors[QSF_LAYER_FFN_GATE] != NULL ||
+                   (k->n_experts != 0 && k->expert_ffn == QSF_FFN_GATED);
     c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
@@ -584,7 +584,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_visit(r, i, &layers[i]));
         QSF_TRY(match_experts(r, &layers[i]));
-        QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_EXPERT_ROUTER, "the router"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY, "decay"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY_UP, "decay_up"));

@@ -78,11 +78,11 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
     const qsf_scratch *const s = o->scratch;
     const uint32_t width = o->config->ple_width;
     const qsf_norm_weights none = {0};
-    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_PLE_OUT],
-                               .post_norm = l->tensors[QSF_LAYER_PLE_NORM]};
-    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_PLE_IN], s->up, qsf_stride(width));
+    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_OWN_OUT],
+                               .post_norm = l->tensors[QSF_LAYER_OWN_NORM]};
+    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_OWN_IN], s->up, qsf_stride(width));
     const qsf_linear gate = {
-        .w = l->tensors[QSF_LAYER_PLE_GATE],
+        .w = l->tensors[QSF_LAYER_OWN_GATE],
         .y = s->gate,
         .y_stride = qsf_stride(width),
         .group_rows = 1,
@@ -90,7 +90,7 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
         .epilogue_arg = o,
     };
     embedding_job job = {o, l, none};
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_PLE_IN_NORM], 2, &job.norm.weight));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_OWN_IN_NORM], 2, &job.norm.weight));
     qsf_acts x = qsf_ops_prepare(o, s->embedded, o->config->dim, &none, s->embedded);
     QSF_TRY(qsf_linear_run(o, &in, 1, &x));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)width), project_rows, &job);
@@ -210,7 +210,7 @@ static void scale_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 static qsf_status end_layer(qsf_ops *o, const qsf_layer *l)
 {
     const float *scale;
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_SCALE], 0, &scale));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_LAYER_SCALE], 0, &scale));
     if (scale == NULL)
         return QSF_OK;
     scale_job job = {o, *scale};
