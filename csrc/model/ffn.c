@@ -15,25 +15,21 @@ static void up_epilogue(const void *arg, size_t begin, size_t end)
 static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
 {
     const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights none = {0};
     qsf_norm_weights weights;
     if (o->kind->is_post_norm != 0) {
         QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_FFN_NORM],
                                     l->tensors[QSF_LAYER_FFN_NORM_BIAS], &weights));
         qsf_ops_norm(o, s->x, &weights, s->x);
-        *out = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
+        *out = qsf_ops_prepare(o, s->x, o->config->dim, NULL, NULL);
         return QSF_OK;
     }
-    if (o->kind->mixer == QSF_MIXER_RELATIVE)
-        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
+    float *const x = o->kind->mixer == QSF_MIXER_RELATIVE || qsf_layer_keeps_input(l) ? s->input
+                     : o->kind->is_parallel                                           ? NULL
+                                                                                      : s->x;
+    if (x != NULL)
+        return qsf_block_norm(o, x, l->tensors[QSF_LAYER_FFN_NORM],
                               l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    if (!o->kind->is_parallel)
-        return qsf_block_norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM],
-                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    if (qsf_layer_keeps_input(l))
-        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
-                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention does */
+    *out = qsf_ops_prepare(o, s->normed, o->config->dim, NULL, NULL); /* as attention does */
     return QSF_OK;
 }
 

@@ -182,7 +182,7 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const rows_job *const job = arg;
     const qsf_ops *const o = job->ops;
-    if (job->norm->weight != NULL)
+    if (job->norm != NULL)
         norm_rows(arg, begin, end, worker_idx);
     for (size_t t = begin; t < end; t++) {
         float *const row = job->out + t * job->stride;
@@ -205,9 +205,10 @@ qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weig
                          float *normed)
 {
     const size_t stride = qsf_stride(dim);
-    float *const rows = norm->weight != NULL ? normed : x;
-    rows_job job = {o, norm, x, rows, dim, stride};
-    if (norm->weight != NULL || !o->exact || stride != dim)
+    const bool has_norm = norm != NULL && norm->weight != NULL;
+    float *const rows = has_norm ? normed : x;
+    rows_job job = {o, has_norm ? norm : NULL, x, rows, dim, stride};
+    if (has_norm || !o->exact || stride != dim)
         qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), prepare_rows, &job);
     return acts_of(o, rows, stride);
 }

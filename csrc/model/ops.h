@@ -235,9 +235,10 @@ void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *
 /* out [n_tokens, dim_stride] = norm(x [n_tokens, dim_stride]); out may be x. */
 void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, float *out);
 
-/* Describes the rows of x [n_tokens, dim] as matmul input: normalised if the norm has a weight, and
- * quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the padding becomes
- * zero. Normalised rows go to `normed`, which may be x. Valid until the next prepare or gather. */
+/* Describes the rows of x [n_tokens, dim] as matmul input: normalised if there is a norm that has a
+ * weight, and quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the
+ * padding becomes zero. Normalised rows go to `normed`, which may be x. Valid until the next
+ * prepare or gather. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
                          float *normed);
 

@@ -523,13 +523,11 @@ static void add_outputs(const qsf_ops *o, uint32_t n_tokens, uint32_t first, uin
 static void run_wave(wave *w, uint32_t n_tokens)
 {
     qsf_ops *const o = w->ops;
-    const qsf_norm_weights none = {0};
     o->n_tokens = n_tokens == 1 ? 1 : w->n_rows;
     const qsf_acts in = gather(w);
     run_gate_up(w, &in);
     o->n_tokens = w->n_rows;
-    const qsf_acts activated =
-        qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, &none, o->scratch->gate);
+    const qsf_acts activated = qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, NULL, NULL);
     run_down(w, &activated);
     if (!w->keeps)
         add_outputs(o, n_tokens, w->members[0].first_choice, w->n_rows);
