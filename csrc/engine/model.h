@@ -183,20 +183,9 @@ struct qsf_session {
     qsf_state incoming;        /* the state being restored */
     uint64_t n_incoming_bytes; /* its bytes so far; 0: none, or the restoring failed */
     atomic_bool cancelled;     /* set by any thread */
-    uint64_t prompt_tokens;
-    uint64_t prompt_ns;
-    uint64_t step_tokens;
-    uint64_t step_ns;
-    qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
-    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
-    uint64_t n_again; /* tokens evaluated again, because recurrent states cannot be cut */
-    uint64_t n_step_passes;
-    uint64_t n_step_rows;
-    uint64_t n_drafted[QSF_N_GUESSERS];
-    uint64_t n_accepted[QSF_N_GUESSERS];
-    uint64_t sample_ns;
-    uint64_t n_samples;
-    void *memory; /* of the buffers */
+    qsf_stopwatch stopwatch;   /* of the running call, or of the latest */
+    qsf_stats stats;           /* its own numbers; qsf_session_stats fills in the others */
+    void *memory;              /* of the buffers */
     size_t memory_bytes;
 };
 

@@ -155,37 +155,24 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
     qsf_model *const m = s->model;
     qsf_mutex_lock(&m->lock);
     const qsf_pool_counts counts = qsf_pool_count(m->pool);
-    *out = (qsf_stats){
-        .prompt_tokens = s->prompt_tokens,
-        .prompt_ns = s->prompt_ns,
-        .step_tokens = s->step_tokens,
-        .step_ns = s->step_ns,
-        .n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0),
-        .allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0),
-        .kv_used_bytes = qsf_sequence_used_bytes(&s->buffers.sequence, s->n_tokens),
-        .kv_read_bytes = s->buffers.sequence.kv.cold.read_bytes,
-        .kv_written_bytes = s->buffers.sequence.kv.cold.written_bytes,
-        .n_loops = counts.n_runs,
-        .n_parallel_regions = counts.n_shared_runs,
-        .parallel_ns = counts.shared_ns,
-        .n_embedding_rows = m->forward.embedding.n_requested,
-        .n_embedding_hits = m->forward.embedding.n_hits,
-        .n_given_back = m->pressure.n_given_back,
-        .n_taken_again = m->pressure.n_taken_again,
-        .given_back_bytes = m->pressure.given_back_bytes,
-        .taken_again_bytes = m->pressure.taken_again_bytes,
-        .sample_ns = s->sample_ns,
-        .n_samples = s->n_samples,
-        .n_step_passes = s->n_step_passes,
-        .n_step_rows = s->n_step_rows,
-        .n_again = s->n_again,
-    };
+    *out = s->stats;
+    out->n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0);
+    out->allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0);
+    out->kv_used_bytes = qsf_sequence_used_bytes(&s->buffers.sequence, s->n_tokens);
+    out->kv_read_bytes = s->buffers.sequence.kv.cold.read_bytes;
+    out->kv_written_bytes = s->buffers.sequence.kv.cold.written_bytes;
+    out->n_loops = counts.n_runs;
+    out->n_parallel_regions = counts.n_shared_runs;
+    out->parallel_ns = counts.shared_ns;
+    out->n_embedding_rows = m->forward.embedding.n_requested;
+    out->n_embedding_hits = m->forward.embedding.n_hits;
+    out->n_given_back = m->pressure.n_given_back;
+    out->n_taken_again = m->pressure.n_taken_again;
+    out->given_back_bytes = m->pressure.given_back_bytes;
+    out->taken_again_bytes = m->pressure.taken_again_bytes;
     qsf_mutex_lock(&m->kv_lock);
     out->kv_free_tokens = (uint64_t)m->pools.kv.groups[0].n_free * QSF_KV_PAGE_TOKENS;
     qsf_mutex_unlock(&m->kv_lock);
-    memcpy(out->n_drafted, s->n_drafted, sizeof out->n_drafted);
-    memcpy(out->n_accepted, s->n_accepted, sizeof out->n_accepted);
-    memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);
     qsf_stream_report(&m->stream, out);
     qsf_experts_report(&m->experts, out);
     qsf_mutex_unlock(&m->lock);
