@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* The smaller and the larger of two numbers without side effects */
+#define QSF_MIN(a, b) ((a) < (b) ? (a) : (b))
+#define QSF_MAX(a, b) ((a) > (b) ? (a) : (b))
+
 static inline bool qsf_add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     if (b > UINT64_MAX - a)

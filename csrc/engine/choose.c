@@ -44,8 +44,8 @@ static qsf_status choose_locked(qsf_model *m, qsf_session *s, const float *logit
                                token));
     const uint64_t end_ns = qsf_clock_ns();
     if (s != NULL) {
-        s->sample_ns += end_ns - start_ns;
-        s->n_samples++;
+        s->stats.sample_ns += end_ns - start_ns;
+        s->stats.n_samples++;
         if (logits == s->buffers.logits)
             note_choice(s, how, change, *random_state);
     }

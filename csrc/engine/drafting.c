@@ -165,13 +165,14 @@ static bool guess_by_model(qsf_session *s, uint32_t n_tokens, qsf_speculation_ch
                            qsf_guess *out)
 {
     const uint64_t start_ns = qsf_clock_ns();
-    const uint64_t n_before = s->drafter != NULL ? s->drafter->prompt_tokens : 0;
+    const uint64_t n_before = s->drafter != NULL ? s->drafter->stats.prompt_tokens : 0;
     float logprob;
     const bool has_guess = (s->drafter != NULL          ? follow(s, n_tokens)
                             : s->model->drafter != NULL ? run_lent(s, n_tokens)
                                                         : run_head(s, n_tokens)) &&
                            choose(s, n_tokens, chain->n_drafts, &out->token, &logprob);
-    const uint64_t n_evaluated = s->drafter != NULL ? s->drafter->prompt_tokens - n_before : 1;
+    const uint64_t n_evaluated =
+        s->drafter != NULL ? s->drafter->stats.prompt_tokens - n_before : 1;
     qsf_speculation_spend(&s->model->shared.costs, chain, qsf_clock_ns() - start_ns,
                           (uint32_t)n_evaluated);
     if (!has_guess || out->token >= s->model->config.n_vocab)
@@ -305,7 +306,7 @@ static void note_drafts(const qsf_pass_part *p)
         s->ahead.has_likeliest =
             s->ahead.has_likeliest &&
             find_likeliest(s->model, s->ahead.logits + i * (size_t)n_vocab, &likeliest[1 + i]);
-        s->n_drafted[qsf_speculation_guesser_of(s->buffers.draft_kinds[i])]++;
+        s->stats.n_drafted[qsf_speculation_guesser_of(s->buffers.draft_kinds[i])]++;
     }
 }
 
@@ -372,7 +373,7 @@ qsf_status qsf_drafting_take(qsf_session *s)
     const uint32_t draft_idx = s->ahead.n_drafts - s->ahead.n_left;
     memcpy(s->buffers.logits, s->ahead.logits + draft_idx * n_vocab, n_vocab * sizeof(float));
     s->has_logits = true;
-    s->n_accepted[qsf_speculation_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
+    s->stats.n_accepted[qsf_speculation_guesser_of(s->buffers.draft_kinds[draft_idx])]++;
     s->n_tokens++;
     s->ahead.n_left--;
     return QSF_OK;

@@ -27,8 +27,8 @@ static qsf_status step(qsf_session *s, uint32_t token)
     s->has_logits = false;
     const qsf_status status = qsf_drafting_run(s->model, &part, 1, &s->stopwatch);
     QSF_TRY(status == QSF_OK ? part.status : status);
-    s->n_step_passes++;
-    s->n_step_rows += part.n_tokens;
+    s->stats.n_step_passes++;
+    s->stats.n_step_rows += part.n_tokens;
     return QSF_OK;
 }
 
@@ -45,9 +45,9 @@ qsf_status qsf_session_step(qsf_session *s, uint32_t token)
     const qsf_status status = step(s, token);
     qsf_mutex_unlock(&m->lock);
     QSF_TRY(status);
-    s->step_tokens++;
+    s->stats.step_tokens++;
     qsf_pass_count_phases(s, &s->stopwatch, 1, 1);
-    s->step_ns += qsf_clock_ns() - start_ns;
+    s->stats.step_ns += qsf_clock_ns() - start_ns;
     return QSF_OK;
 }
 
@@ -149,7 +149,7 @@ static bool take_items(qsf_model *m, qsf_pass_item *items, uint32_t n_items)
     }
     for (uint32_t i = 0; is_ahead && i < n_items; i++) {
         items[i].status = qsf_drafting_take(items[i].session);
-        items[i].session->step_tokens += items[i].status == QSF_OK;
+        items[i].session->stats.step_tokens += items[i].status == QSF_OK;
     }
     return is_ahead;
 }
@@ -160,10 +160,10 @@ static void count_share(const qsf_pass_part *p, qsf_stopwatch *w, uint64_t ns, u
     qsf_session *const s = p->session;
     const uint32_t n_tokens = p->n_tokens - p->n_drafts;
     const bool is_step = n_tokens == 1 && s->n_tokens > 1;
-    *(is_step ? &s->step_tokens : &s->prompt_tokens) += n_tokens;
-    *(is_step ? &s->step_ns : &s->prompt_ns) += ns * p->n_tokens / n_all;
-    s->n_step_passes += is_step;
-    s->n_step_rows += is_step ? p->n_tokens : 0;
+    *(is_step ? &s->stats.step_tokens : &s->stats.prompt_tokens) += n_tokens;
+    *(is_step ? &s->stats.step_ns : &s->stats.prompt_ns) += ns * p->n_tokens / n_all;
+    s->stats.n_step_passes += is_step;
+    s->stats.n_step_rows += is_step ? p->n_tokens : 0;
     qsf_pass_count_phases(s, w, p->n_tokens, n_all);
 }
 

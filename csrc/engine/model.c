@@ -26,12 +26,9 @@ void qsf_model_release(qsf_model *m)
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->is_resident, m->is_resident_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_TABLES, m->layers, m->layers_bytes);
     qsf_reader_close(&m->reader);
-    if (m->has_lock)
-        qsf_mutex_destroy(&m->lock);
-    if (m->has_choosing)
-        qsf_mutex_destroy(&m->choosing);
-    if (m->has_kv_lock)
-        qsf_mutex_destroy(&m->kv_lock);
+    qsf_mutex_destroy(&m->lock);
+    qsf_mutex_destroy(&m->choosing);
+    qsf_mutex_destroy(&m->kv_lock);
     qsf_ledger ledger = m->ledger; /* m, which holds the ledger, is released last */
     qsf_ledger_release(&ledger, QSF_USE_HANDLE, m, sizeof *m);
 }

@@ -183,20 +183,9 @@ struct qsf_session {
     qsf_state incoming;        /* the state being restored */
     uint64_t n_incoming_bytes; /* its bytes so far; 0: none, or the restoring failed */
     atomic_bool cancelled;     /* set by any thread */
-    uint64_t prompt_tokens;
-    uint64_t prompt_ns;
-    uint64_t step_tokens;
-    uint64_t step_ns;
-    qsf_stopwatch stopwatch;         /* of the running call, or of the latest */
-    uint64_t phase_ns[QSF_N_PHASES]; /* of the calls that succeeded */
-    uint64_t n_again; /* tokens evaluated again, because recurrent states cannot be cut */
-    uint64_t n_step_passes;
-    uint64_t n_step_rows;
-    uint64_t n_drafted[QSF_N_GUESSERS];
-    uint64_t n_accepted[QSF_N_GUESSERS];
-    uint64_t sample_ns;
-    uint64_t n_samples;
-    void *memory; /* of the buffers */
+    qsf_stopwatch stopwatch;   /* of the running call, or of the latest */
+    qsf_stats stats;           /* its own numbers; qsf_session_stats fills in the others */
+    void *memory;              /* of the buffers */
     size_t memory_bytes;
 };
 
@@ -292,11 +281,8 @@ struct qsf_model {
     size_t layers_bytes;
     bool *is_resident; /* [n_stream_units] */
     size_t is_resident_bytes;
-    bool has_lock;
     qsf_mutex choosing; /* taken for a choice; never waits for a pass */
-    bool has_choosing;
-    qsf_mutex kv_lock; /* protects the pools' blocks and slots, not their contents */
-    bool has_kv_lock;
+    qsf_mutex kv_lock;  /* protects the pools' blocks and slots, not their contents */
 };
 
 /* Releases all memory of a model, even if it is only partly open. qsf_model_close calls it once

@@ -40,13 +40,9 @@ static void layout_tables(tables *t, qsf_arena *a, const qsf_model *m)
     t->pool = m->is_drafter ? NULL : qsf_arena_push(a, qsf_pool_bytes(m->options.n_threads), 1);
 }
 
-static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void **memory)
+static qsf_status acquire_memory(qsf_model *m, qsf_use use, size_t n_bytes, void *out)
 {
-    *memory = qsf_ledger_acquire(&m->ledger, use, n_bytes);
-    QSF_FAIL_IF(*memory == NULL, NOMEM, "%.1f MB for %s: %.1f MB of %.1f MB are in use",
-                qsf_mb(n_bytes), qsf_use_name(use), qsf_mb(m->ledger.held_bytes),
-                qsf_mb(m->ledger.ceiling_bytes));
-    return QSF_OK;
+    return qsf_ledger_take(&m->ledger, use, n_bytes, qsf_use_name(use), out);
 }
 
 static qsf_status take_tables(qsf_model *m)
@@ -101,14 +97,10 @@ static qsf_status read_directory(qsf_model *m, const char *path, const qsf_fault
     QSF_TRY(qsf_reader_open(&m->reader, &m->ledger, path,
                             faults != NULL ? faults->reads_until_fault : -1));
     QSF_TRY(choose_layers(m, may_have_mtp));
-    void *memory;
     m->layers_bytes = m->reader.n_visits * sizeof *m->layers;
-    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &memory));
-    m->layers = memory;
+    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->layers_bytes, &m->layers));
     m->is_resident_bytes = m->reader.n_stream_units * sizeof *m->is_resident;
-    QSF_TRY(acquire_memory(m, QSF_USE_TABLES, m->is_resident_bytes, &memory));
-    m->is_resident = memory;
-    return QSF_OK;
+    return acquire_memory(m, QSF_USE_TABLES, m->is_resident_bytes, &m->is_resident);
 }
 
 /* Makes the plan, with drafter_bytes reserved for a draft model. */
@@ -325,7 +317,7 @@ static uint32_t default_thread_count(void)
     const uint32_t n_cores = qsf_core_count();
     if (n_cores == 0)
         return 1;
-    return n_cores < QSF_POOL_MAX_THREADS ? n_cores : QSF_POOL_MAX_THREADS;
+    return QSF_MIN(n_cores, QSF_POOL_MAX_THREADS);
 }
 
 static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults, qsf_model **out)
@@ -343,8 +335,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
     qsf_ledger_init(&ledger,
                     ceiling_bytes > (UINT64_C(8) << 20) ? ceiling_bytes : UINT64_C(8) << 20);
     ledger.grants_until_fault = faults != NULL ? faults->grants_until_fault : -1;
-    qsf_model *const m = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *m);
-    QSF_FAIL_IF(m == NULL, NOMEM, "cannot allocate %zu bytes for the model's record", sizeof *m);
+    qsf_model *m;
+    QSF_TRY(qsf_ledger_take(&ledger, QSF_USE_HANDLE, sizeof *m, "the model's record", &m));
     m->ledger = ledger;
     m->memory = memory;
     m->reader.file.handle = -1;
@@ -354,12 +346,8 @@ static qsf_status create_empty(const qsf_options *opt, const qsf_faults *faults,
         m->options.n_threads = default_thread_count();
     *out = m;
     QSF_TRY(qsf_mutex_init(&m->lock));
-    m->has_lock = true;
     QSF_TRY(qsf_mutex_init(&m->choosing));
-    m->has_choosing = true;
-    QSF_TRY(qsf_mutex_init(&m->kv_lock));
-    m->has_kv_lock = true;
-    return QSF_OK;
+    return qsf_mutex_init(&m->kv_lock);
 }
 
 /* Injected faults of tests count reads of both models. */
@@ -620,12 +608,12 @@ static bool has_same_section(const qsf_reader *a, const qsf_reader *b, const cha
 
 static int shown(qsf_bytes token)
 {
-    return (int)(token.n < SHOWN_BYTES ? token.n : SHOWN_BYTES);
+    return (int)QSF_MIN(token.n, SHOWN_BYTES);
 }
 
 static qsf_status compare(const qsf_vocabulary *model, const qsf_vocabulary *drafter)
 {
-    const uint32_t n_ids = model->n_ids < drafter->n_ids ? model->n_ids : drafter->n_ids;
+    const uint32_t n_ids = QSF_MIN(model->n_ids, drafter->n_ids);
     for (uint32_t id = 0; id < n_ids; id++) {
         const qsf_bytes a = qsf_vocabulary_text(model, id);
         const qsf_bytes b = qsf_vocabulary_text(drafter, id);

@@ -25,7 +25,7 @@ void qsf_pass_count_phases(qsf_session *s, qsf_stopwatch *w, uint64_t n, uint64_
 {
     qsf_stopwatch_lap(w, QSF_PHASE_OTHER);
     for (uint32_t i = 0; i < QSF_N_PHASES; i++)
-        s->phase_ns[i] += w->phase_ns[i] * n / n_all;
+        s->stats.phase_ns[i] += w->phase_ns[i] * n / n_all;
 }
 
 /* The argument of watch_memory */
@@ -220,7 +220,7 @@ static qsf_status catch_up(qsf_model *m, qsf_session *s, const qsf_cancel *cance
             continue;
         status = run_parts(m, &part, 1, cancel, w, &logits);
         end_part(m, s, status == QSF_OK);
-        s->n_again += status == QSF_OK ? part.n_tokens : 0;
+        s->stats.n_again += status == QSF_OK ? part.n_tokens : 0;
     }
     s->n_tokens = n_tokens;
     return status;
@@ -311,10 +311,10 @@ static qsf_status advance(qsf_session *s, const uint32_t *tokens, size_t n_token
     else
         QSF_TRY(evaluate(s, tokens + n_kept, n, is_last ? 1 : 0, s->buffers.logits));
     *n_done = s->n_tokens;
-    s->n_again += n_same - n_kept < n ? n_same - n_kept : n;
-    s->prompt_tokens += n;
+    s->stats.n_again += n_same - n_kept < n ? n_same - n_kept : n;
+    s->stats.prompt_tokens += n;
     qsf_pass_count_phases(s, &s->stopwatch, 1, 1);
-    s->prompt_ns += qsf_clock_ns() - start_ns;
+    s->stats.prompt_ns += qsf_clock_ns() - start_ns;
     return QSF_OK;
 }
 

@@ -296,7 +296,7 @@ static const float *fold_tops(const choosing *c, size_t n_wanted, float *out, si
         const float *const tops = c->s->tops + s * QSF_STRIP_BUCKETS;
         float *const most = out + s / fold * QSF_STRIP_BUCKETS;
         for (size_t i = 0; i < QSF_STRIP_BUCKETS; i++)
-            most[i] = s % fold == 0 || tops[i] > most[i] ? tops[i] : most[i];
+            most[i] = s % fold == 0 ? tops[i] : QSF_MAX(tops[i], most[i]);
     }
     return out;
 }
@@ -377,7 +377,7 @@ static uint32_t choose_kept(const qsf_sampler *s, uint32_t n, uint32_t n_kept, r
 static uint32_t choose_top_k(const choosing *c, race r)
 {
     qsf_sampler *const s = c->s;
-    const uint32_t limit = c->how->top_k < c->n_allowed ? c->how->top_k : c->n_allowed;
+    const uint32_t limit = QSF_MIN(c->how->top_k, c->n_allowed);
     const uint32_t n = gather(c, limit);
     double total = 0.0; /* top_p is a share of this sum */
     for (uint32_t i = 0; i < limit; i++) {
@@ -402,7 +402,7 @@ static uint32_t choose_top_p(const choosing *c, race r)
     const double enough = (double)c->how->top_p * weigh_all(c, 0.0f);
     for (size_t limit = FIRST_CANDIDATES;; limit *= MORE_CANDIDATES) {
         const uint32_t n = gather(c, limit);
-        const size_t n_ordered = limit < n ? limit : n;
+        const size_t n_ordered = QSF_MIN(limit, n);
         double sum = 0.0;
         uint32_t n_kept = 0;
         bool is_last = false;

@@ -42,16 +42,15 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
                 m->n_sessions);
     QSF_FAIL_IF(m->n_sessions == m->options.max_sessions, NOMEM,
                 "%u sessions are open, and max_sessions allows no more", m->n_sessions);
-    qsf_session *const s = qsf_ledger_acquire(&m->ledger, QSF_USE_TABLES, sizeof *s);
-    QSF_FAIL_IF(s == NULL, NOMEM, "cannot allocate %zu bytes for a session's record", sizeof *s);
+    qsf_session *s;
+    QSF_TRY(qsf_ledger_take(&m->ledger, QSF_USE_TABLES, sizeof *s, "a session's record", &s));
     s->model = m;
     s->memory_bytes = (size_t)m->plan.session_bytes;
-    s->memory = qsf_ledger_acquire(&m->ledger, QSF_USE_KV, s->memory_bytes);
-    if (s->memory == NULL) {
-        const size_t memory_bytes = s->memory_bytes;
+    qsf_status status = qsf_ledger_take(&m->ledger, QSF_USE_KV, s->memory_bytes,
+                                        "a session's tokens and logits", &s->memory);
+    if (status != QSF_OK) {
         release_session(s);
-        return QSF_FAIL(NOMEM, "cannot allocate %.1f MB for a session's tokens and logits",
-                        qsf_mb(memory_bytes));
+        return status;
     }
     qsf_arena arena;
     qsf_arena_init(&arena, s->memory, s->memory_bytes);
@@ -60,7 +59,7 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     atomic_init(&s->cancelled, false);
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
-    qsf_status status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
+    status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
     if (status == QSF_OK && m->drafter != NULL && !m->config.keeps_hidden)
         status = qsf_session_create(m->drafter, &s->drafter);
     if (status != QSF_OK) {
@@ -102,8 +101,7 @@ size_t qsf_session_position(const qsf_session *s)
 void qsf_session_tokens(const qsf_session *s, uint32_t *out, size_t n_tokens)
 {
     if (s != NULL && n_tokens > 0)
-        memcpy(out, s->buffers.tokens,
-               (n_tokens < s->n_tokens ? n_tokens : s->n_tokens) * sizeof *out);
+        memcpy(out, s->buffers.tokens, QSF_MIN(n_tokens, s->n_tokens) * sizeof *out);
 }
 
 size_t qsf_session_common(const qsf_session *s, const uint32_t *tokens, size_t n_tokens)
@@ -157,37 +155,24 @@ void qsf_session_stats(const qsf_session *s, qsf_stats *out)
     qsf_model *const m = s->model;
     qsf_mutex_lock(&m->lock);
     const qsf_pool_counts counts = qsf_pool_count(m->pool);
-    *out = (qsf_stats){
-        .prompt_tokens = s->prompt_tokens,
-        .prompt_ns = s->prompt_ns,
-        .step_tokens = s->step_tokens,
-        .step_ns = s->step_ns,
-        .n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0),
-        .allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0),
-        .kv_used_bytes = qsf_sequence_used_bytes(&s->buffers.sequence, s->n_tokens),
-        .kv_read_bytes = s->buffers.sequence.kv.cold.read_bytes,
-        .kv_written_bytes = s->buffers.sequence.kv.cold.written_bytes,
-        .n_loops = counts.n_runs,
-        .n_parallel_regions = counts.n_shared_runs,
-        .parallel_ns = counts.shared_ns,
-        .n_embedding_rows = m->forward.embedding.n_requested,
-        .n_embedding_hits = m->forward.embedding.n_hits,
-        .n_given_back = m->pressure.n_given_back,
-        .n_taken_again = m->pressure.n_taken_again,
-        .given_back_bytes = m->pressure.given_back_bytes,
-        .taken_again_bytes = m->pressure.taken_again_bytes,
-        .sample_ns = s->sample_ns,
-        .n_samples = s->n_samples,
-        .n_step_passes = s->n_step_passes,
-        .n_step_rows = s->n_step_rows,
-        .n_again = s->n_again,
-    };
+    *out = s->stats;
+    out->n_allocations = m->ledger.n_acquired + (m->drafter ? m->drafter->ledger.n_acquired : 0);
+    out->allocated_bytes = m->ledger.held_bytes + (m->drafter ? m->drafter->ledger.held_bytes : 0);
+    out->kv_used_bytes = qsf_sequence_used_bytes(&s->buffers.sequence, s->n_tokens);
+    out->kv_read_bytes = s->buffers.sequence.kv.cold.read_bytes;
+    out->kv_written_bytes = s->buffers.sequence.kv.cold.written_bytes;
+    out->n_loops = counts.n_runs;
+    out->n_parallel_regions = counts.n_shared_runs;
+    out->parallel_ns = counts.shared_ns;
+    out->n_embedding_rows = m->forward.embedding.n_requested;
+    out->n_embedding_hits = m->forward.embedding.n_hits;
+    out->n_given_back = m->pressure.n_given_back;
+    out->n_taken_again = m->pressure.n_taken_again;
+    out->given_back_bytes = m->pressure.given_back_bytes;
+    out->taken_again_bytes = m->pressure.taken_again_bytes;
     qsf_mutex_lock(&m->kv_lock);
     out->kv_free_tokens = (uint64_t)m->pools.kv.groups[0].n_free * QSF_KV_PAGE_TOKENS;
     qsf_mutex_unlock(&m->kv_lock);
-    memcpy(out->n_drafted, s->n_drafted, sizeof out->n_drafted);
-    memcpy(out->n_accepted, s->n_accepted, sizeof out->n_accepted);
-    memcpy(out->phase_ns, s->phase_ns, sizeof out->phase_ns);
     qsf_stream_report(&m->stream, out);
     qsf_experts_report(&m->experts, out);
     qsf_mutex_unlock(&m->lock);

@@ -158,8 +158,8 @@ qsf_status qsf_rope_read(qsf_reader *r)
     QSF_FAIL_IF(n_sets == 0 || n_sets > QSF_MAX_ROPE_SETS || reserved != 0, FORMAT,
                 "ROPE: %u sets in %zu bytes, reserved %u, allowed: 1 .. %u, reserved 0", n_sets,
                 t->n_bytes, reserved, QSF_MAX_ROPE_SETS);
-    r->rope_sets = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_sets * sizeof *r->rope_sets);
-    QSF_FAIL_IF(r->rope_sets == NULL, NOMEM, "no memory for %u RoPE sets", n_sets);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_sets * sizeof *r->rope_sets, "RoPE sets",
+                            &r->rope_sets));
     r->n_rope_sets = n_sets;
     size_t at = HEAD_BYTES;
     for (uint32_t i = 0; i < n_sets; i++)

@@ -8,83 +8,86 @@
 
 typedef enum presence { NEVER, OPTIONAL, ALWAYS } presence;
 
-/* Dimensions of tensors that depend on the layer */
-typedef enum extent {
-    OF_ONE,
-    OF_DIM,
-    OF_Q,
-    OF_K,
-    OF_V,
-    OF_MIXED, /* columns of the matrix after the mixer */
-    OF_GATE,
-    OF_RANK,
-    OF_DECAY, /* rows of the matrix that reads the input */
-    OF_DECAYS,
-    OF_VALUE_HEADS,
-    OF_VALUE,
-    OF_VALUES,
-    OF_CHANNELS,
-    OF_HEADS,
-    OF_QUERIES, /* of latent attention; likewise the next four */
-    OF_QUERY_RANK,
-    OF_LATENTS,
-    OF_LATENT,
-    OF_NOPE,
-    OF_Q_NORM,
-    OF_K_NORM,
-    OF_CONV,
-    OF_FFN,
-    OF_EXPERTS,
-    OF_PLE,
-    OF_JOINED,
-    OF_QUERIED, /* of the relative mixer; likewise the next seven */
-    OF_MESSAGES,
-    OF_LOOPED,
-    OF_RELATIVE,
-    OF_PROFILES,
-    OF_KV_CONV,
-    OF_DIM_CONV,
-    OF_TAPS,
-    N_EXTENTS
-} extent;
+/* The layers that may have a tensor, and whether one of kind k is among them: X(name, is_in) */
+/* clang-format off */
+#define LAYER_GROUPS(X)                                                                            \
+    X(IN_ALL, true)                                                                                \
+    X(IN_ENCODERS, k->is_encoder != 0)                                                             \
+    X(IN_MIXED, k->mixer != QSF_MIXER_NONE)                                                        \
+    X(IN_Q, has_q) /* with Q, K and an output matrix */                                            \
+    X(IN_ATTENTION, qsf_has_attention(k) && !is_relative)                                          \
+    X(IN_Q_NORMED, has_norm || k->query_rank != 0)                                                 \
+    X(IN_K_NORMED, (has_norm && has_keys) || is_latent)                                            \
+    X(IN_LATENT, is_latent)                                                                        \
+    X(IN_QUERY_RANK, k->query_rank != 0)                                                           \
+    X(IN_CONV, is_delta || k->mixer == QSF_MIXER_SHORT_CONV)                                       \
+    X(IN_SHORT_CONV, k->mixer == QSF_MIXER_SHORT_CONV)                                             \
+    X(IN_DELTA, is_delta)                                                                          \
+    X(IN_MIXER_GATED, is_delta || k->output_gate)                                                  \
+    X(IN_GATE_RANK, k->gate_rank != 0)                                                             \
+    X(IN_KEYS, has_keys) /* of their own; likewise the next */                                     \
+    X(IN_VALUES, has_values)                                                                       \
+    X(IN_BIASED, has_q && !is_delta && !is_relative)                                               \
+    X(IN_BIASED_KEYS, has_keys && !is_delta && !is_relative)                                       \
+    X(IN_BIASED_VALUES, has_values && !is_delta && !is_relative)                                   \
+    X(IN_SSD, qsf_has_ssd(k))                                                                      \
+    X(IN_ROUTED, is_routed)                                                                        \
+    X(IN_SHARED, is_routed && has_ffn) /* with a dense part beside experts */                      \
+    X(IN_APART, is_routed && !k->is_parallel && !is_relative) /* experts may have own norms */     \
+    X(IN_SHARED_APART, is_routed && has_ffn && !k->is_parallel)                                    \
+    X(IN_ANY_FFN, is_routed || has_ffn)                                                            \
+    X(IN_PLE, has_own) /* with an embedding of the layer */                                        \
+    X(IN_MTP, k->is_mtp != 0)                                                                      \
+    X(IN_RELATIVE, is_relative)                                                                    \
+    X(IN_OWN_INPUTS, k->has_own_inputs != 0)                                                       \
+    X(IN_LOOPED, k->message_rank != 0)                                                             \
+    X(IN_FFN, has_ffn) /* this and the next two: of the dense FFN, or of an expert's */            \
+    X(IN_OUT, is_routed || has_ffn)                                                                \
+    X(IN_GATED, k->ffn == QSF_FFN_GATED)
 
-/* Layers that may have a tensor */
-typedef enum layer_group {
-    IN_ALL,
-    IN_ENCODERS,
-    IN_MIXED, /* with a mixer */
-    IN_Q,     /* with Q, K and an output matrix */
-    IN_ATTENTION,
-    IN_Q_NORMED,
-    IN_K_NORMED,
-    IN_LATENT,
-    IN_QUERY_RANK,
-    IN_CONV,
-    IN_SHORT_CONV,
-    IN_DELTA,
-    IN_MIXER_GATED,
-    IN_GATE_RANK,
-    IN_KEYS, /* with keys of their own; likewise the next */
-    IN_VALUES,
-    IN_BIASED, /* with Q, and not the delta rule; likewise the next two */
-    IN_BIASED_KEYS,
-    IN_BIASED_VALUES,
-    IN_SSD,
-    IN_ROUTED,
-    IN_SHARED, /* with a dense part beside experts */
-    IN_APART,  /* router and experts may read the residual with norms of their own */
-    IN_SHARED_APART,
-    IN_ANY_FFN,
-    IN_PLE, /* with an embedding of the layer */
-    IN_MTP, /* the MTP head */
-    IN_RELATIVE,
-    IN_OWN_INPUTS, /* relative, of queries, keys and values */
-    IN_LOOPED,
-    IN_FFN, /* this and the next two: of the dense FFN, or of an expert's */
-    IN_OUT, /* also of the routed part alone */
-    IN_GATED,
-    N_LAYER_GROUPS
-} layer_group;
+/* The dimensions of tensors, in a layer of kind k in a file of header h: X(name, n) */
+#define EXTENTS(X)                                                                                 \
+    X(OF_ONE, 1)                                                                                   \
+    X(OF_DIM, h->dim)                                                                              \
+    X(OF_Q, dims.q)                                                                                \
+    X(OF_K, dims.k)                                                                                \
+    X(OF_V, dims.v)                                                                                \
+    X(OF_MIXED, dims.out) /* columns of the matrix after the mixer */                              \
+    X(OF_GATE, k->gate_rank != 0 ? k->gate_rank : by_heads ? k->n_heads : dims.out)                \
+    X(OF_RANK, k->gate_rank)                                                                       \
+    X(OF_DECAY, k->gate_rank != 0 ? k->gate_rank : qsf_n_decays(k)) /* of the input's matrix */    \
+    X(OF_DECAYS, qsf_n_decays(k))                                                                  \
+    X(OF_VALUE_HEADS, k->n_value_heads)                                                            \
+    X(OF_VALUE, k->value_dim)                                                                      \
+    X(OF_VALUES, dims.values)                                                                      \
+    X(OF_CHANNELS, dims.channels)                                                                  \
+    X(OF_CONV, k->n_taps * dims.channels)                                                          \
+    X(OF_HEADS, k->n_heads)                                                                        \
+    X(OF_QUERIES, k->n_heads * qsf_latent_query_dim(k)) /* of latent attention, like the next 4 */ \
+    X(OF_QUERY_RANK, k->query_rank)                                                                \
+    X(OF_LATENTS, k->n_heads * k->latent_rank)                                                     \
+    X(OF_LATENT, k->latent_rank)                                                                   \
+    X(OF_NOPE, k->nope_dim)                                                                        \
+    X(OF_Q_NORM, per_head ? k->head_dim : is_latent ? k->query_rank : qsf_q_dim(k))                \
+    X(OF_K_NORM, per_head ? k->head_dim : is_latent ? k->latent_rank : qsf_kv_dim(k))              \
+    X(OF_FFN, k->ffn_dim)                                                                          \
+    X(OF_EXPERTS, k->n_experts)                                                                    \
+    X(OF_PLE, own_width)                                                                           \
+    X(OF_JOINED, 2 * h->dim)                                                                       \
+    X(OF_QUERIED, (k->has_own_inputs != 0 ? 3 : 1) * h->dim) /* relative, like the next 7 */       \
+    X(OF_MESSAGES, 4 * h->dim)                                                                     \
+    X(OF_LOOPED, k->message_rank)                                                                  \
+    X(OF_RELATIVE, k->n_heads * k->relative_dim)                                                   \
+    X(OF_PROFILES, k->relative_dim * k->relative_extent)                                           \
+    X(OF_KV_CONV, k->n_taps * dims.k)                                                              \
+    X(OF_DIM_CONV, k->n_taps * h->dim)                                                             \
+    X(OF_TAPS, k->n_kv_heads * k->n_taps)
+/* clang-format on */
+
+#define NAME(name, value) name,
+#define ENTRY(name, value) [name] = value,
+typedef enum layer_group { LAYER_GROUPS(NAME) N_LAYER_GROUPS } layer_group;
+typedef enum extent { EXTENTS(NAME) N_EXTENTS } extent;
 
 /* A tensor that a layer may have */
 typedef struct layer_row {
@@ -98,14 +101,14 @@ typedef struct layer_row {
     extent cols;
 } layer_row;
 
-#define ROW(type, tensor, name, layout, group, presence, rows, cols) \
-    {QSF_TENSOR_##type, QSF_LAYER_##tensor, name, QSF_LAYOUT_##layout, group, presence, rows, cols},
-#define VECTOR(type, tensor, name, group, presence, n) \
-    ROW(type, tensor, name, VECTOR, group, presence, OF_ONE, n)
-#define MATRIX(type, tensor, name, group, presence, rows, cols) \
-    ROW(type, tensor, name, TILES, group, presence, rows, cols)
-#define OUTLIERS(type, tensor, name, group, presence, rows, cols) \
-    ROW(type, tensor, name, OUTLIERS, group, presence, rows, cols)
+#define ROW(type, name, text, layout, group, presence, rows, cols) \
+    {QSF_TENSOR_##type, QSF_LAYER_##name, text, QSF_LAYOUT_##layout, group, presence, rows, cols},
+#define VECTOR(number, name, text, group, presence, n) \
+    ROW(name, name, text, VECTOR, group, presence, OF_ONE, n)
+#define MATRIX(number, name, text, group, presence, rows, cols) \
+    ROW(name, name, text, TILES, group, presence, rows, cols)
+#define OUTLIERS(number, name, text, group, presence, rows, cols) \
+    ROW(name##_OUTLIERS, name, text, OUTLIERS, group, presence, rows, cols)
 
 static const layer_row layer_rows[] = {QSF_LAYER_TABLE(VECTOR, MATRIX, OUTLIERS)};
 
@@ -122,41 +125,7 @@ static presence presence_in(const qsf_layer_kind *k, bool has_own, const layer_r
     const bool has_norm = k->qk_norm != QSF_QK_NORM_NONE;
     const bool is_routed = k->n_experts != 0;
     const bool has_ffn = k->ffn != QSF_FFN_NONE;
-    const bool is_in[N_LAYER_GROUPS] = {
-        [IN_ALL] = true,
-        [IN_ENCODERS] = k->is_encoder != 0,
-        [IN_MIXED] = k->mixer != QSF_MIXER_NONE,
-        [IN_Q] = has_q,
-        [IN_ATTENTION] = qsf_has_attention(k) && !is_relative,
-        [IN_Q_NORMED] = has_norm || k->query_rank != 0,
-        [IN_K_NORMED] = (has_norm && has_keys) || is_latent,
-        [IN_LATENT] = is_latent,
-        [IN_QUERY_RANK] = k->query_rank != 0,
-        [IN_CONV] = is_delta || k->mixer == QSF_MIXER_SHORT_CONV,
-        [IN_SHORT_CONV] = k->mixer == QSF_MIXER_SHORT_CONV,
-        [IN_DELTA] = is_delta,
-        [IN_MIXER_GATED] = is_delta || k->output_gate,
-        [IN_GATE_RANK] = k->gate_rank != 0,
-        [IN_KEYS] = has_keys,
-        [IN_VALUES] = has_values,
-        [IN_BIASED] = has_q && !is_delta && !is_relative,
-        [IN_BIASED_KEYS] = has_keys && !is_delta && !is_relative,
-        [IN_BIASED_VALUES] = has_values && !is_delta && !is_relative,
-        [IN_SSD] = qsf_has_ssd(k),
-        [IN_ROUTED] = is_routed,
-        [IN_SHARED] = is_routed && has_ffn,
-        [IN_APART] = is_routed && !k->is_parallel && !is_relative,
-        [IN_SHARED_APART] = is_routed && has_ffn && !k->is_parallel,
-        [IN_ANY_FFN] = is_routed || has_ffn,
-        [IN_PLE] = has_own,
-        [IN_MTP] = k->is_mtp != 0,
-        [IN_RELATIVE] = is_relative,
-        [IN_OWN_INPUTS] = k->has_own_inputs != 0,
-        [IN_LOOPED] = k->message_rank != 0,
-        [IN_FFN] = has_ffn,
-        [IN_OUT] = is_routed || has_ffn,
-        [IN_GATED] = k->ffn == QSF_FFN_GATED,
-    };
+    const bool is_in[] = {LAYER_GROUPS(ENTRY)};
     return is_in[row->group] ? row->presence : NEVER;
 }
 
@@ -226,8 +195,8 @@ static void raise_outliers_bytes(qsf_config *c, const qsf_layer *l)
         outliers_bytes(l, QSF_LAYER_Q) + outliers_bytes(l, QSF_LAYER_K) +
             outliers_bytes(l, QSF_LAYER_V),
         outliers_bytes(l, QSF_LAYER_ATTN_OUT),
-        outliers_bytes(l, QSF_LAYER_GATE) + outliers_bytes(l, QSF_LAYER_UP),
-        outliers_bytes(l, QSF_LAYER_DOWN),
+        outliers_bytes(l, QSF_LAYER_FFN_GATE) + outliers_bytes(l, QSF_LAYER_FFN_UP),
+        outliers_bytes(l, QSF_LAYER_FFN_DOWN),
     };
     for (size_t i = 0; i < sizeof wanted_bytes / sizeof wanted_bytes[0]; i++)
         if (wanted_bytes[i] > c->outliers_bytes)
@@ -282,60 +251,21 @@ static qsf_status find_source(const qsf_reader *r, uint32_t idx, uint32_t *sourc
 static qsf_status match_layer(const qsf_reader *r, uint32_t idx, qsf_layer *l)
 {
     const qsf_layer_kind *const k = qsf_reader_layer_kind(r, idx);
-    const bool is_per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
-    const qsf_mixer_dims dims = qsf_mixer_dims_of(k, r->header.dim);
-    const uint32_t extents[N_EXTENTS] = {
-        [OF_ONE] = 1,
-        [OF_DIM] = r->header.dim,
-        [OF_Q] = dims.q,
-        [OF_K] = dims.k,
-        [OF_V] = dims.v,
-        [OF_MIXED] = dims.out,
-        [OF_GATE] = k->gate_rank != 0                            ? k->gate_rank
-                    : k->output_gate == QSF_OUTPUT_GATE_OF_HEADS ? k->n_heads
-                                                                 : dims.out,
-        [OF_RANK] = k->gate_rank,
-        [OF_DECAY] = k->gate_rank != 0 ? k->gate_rank : qsf_n_decays(k),
-        [OF_DECAYS] = qsf_n_decays(k),
-        [OF_VALUE_HEADS] = k->n_value_heads,
-        [OF_VALUE] = k->value_dim,
-        [OF_VALUES] = dims.values,
-        [OF_CHANNELS] = dims.channels,
-        [OF_CONV] = k->n_taps * dims.channels,
-        [OF_HEADS] = k->n_heads,
-        [OF_QUERIES] = k->n_heads * qsf_latent_query_dim(k),
-        [OF_QUERY_RANK] = k->query_rank,
-        [OF_LATENTS] = k->n_heads * k->latent_rank,
-        [OF_LATENT] = k->latent_rank,
-        [OF_NOPE] = k->nope_dim,
-        [OF_Q_NORM] = is_per_head           ? k->head_dim
-                      : k->latent_rank != 0 ? k->query_rank
-                                            : qsf_q_dim(k),
-        [OF_K_NORM] = is_per_head           ? k->head_dim
-                      : k->latent_rank != 0 ? k->latent_rank
-                                            : qsf_kv_dim(k),
-        [OF_FFN] = k->ffn_dim,
-        [OF_EXPERTS] = k->n_experts,
-        [OF_PLE] = r->arch.own_width,
-        [OF_JOINED] = 2 * r->header.dim,
-        [OF_QUERIED] = (k->has_own_inputs != 0 ? 3 : 1) * r->header.dim,
-        [OF_MESSAGES] = 4 * r->header.dim,
-        [OF_LOOPED] = k->message_rank,
-        [OF_RELATIVE] = k->n_heads * k->relative_dim,
-        [OF_PROFILES] = k->relative_dim * k->relative_extent,
-        [OF_KV_CONV] = k->n_taps * dims.k,
-        [OF_DIM_CONV] = k->n_taps * r->header.dim,
-        [OF_TAPS] = k->n_kv_heads * k->n_taps,
-    };
+    const qsf_header *const h = &r->header;
+    const uint32_t own_width = r->arch.own_width;
+    const bool by_heads = k->output_gate == QSF_OUTPUT_GATE_OF_HEADS;
+    const bool per_head = k->qk_norm == QSF_QK_NORM_PER_HEAD;
+    const bool is_latent = k->latent_rank != 0;
+    const qsf_mixer_dims dims = qsf_mixer_dims_of(k, h->dim);
+    const uint32_t extents[] = {EXTENTS(ENTRY)};
     tensor_rule rules[N_LAYER_ROWS];
     const qsf_tensor *tensors[N_LAYER_ROWS];
     for (size_t i = 0; i < N_LAYER_ROWS; i++)
-        rules[i] = rule_of(&layer_rows[i], presence_in(k, r->arch.own_width != 0, &layer_rows[i]),
-                           extents);
+        rules[i] = rule_of(&layer_rows[i], presence_in(k, own_width != 0, &layer_rows[i]), extents);
     *l = (qsf_layer){.kind = k,
                      .unit_idx = r->layer_units[idx],
                      .first_expert = qsf_reader_layer(r, idx)->first_expert,
-                     .ple_col = qsf_reader_layer(r, idx)->layer * r->arch.own_width};
+                     .ple_col = qsf_reader_layer(r, idx)->layer * own_width};
     QSF_TRY(find_source(r, idx, &l->kv_layer));
     QSF_TRY(match_unit(r, l->unit_idx, rules, N_LAYER_ROWS, tensors));
     for (size_t i = 0; i < N_LAYER_ROWS; i++) {
@@ -460,14 +390,14 @@ static void add_latent(qsf_config *c, const qsf_layer_kind *k)
     raise_to(&c->q_dim, qsf_q_dim(k));
     raise_to(&c->kv_dim, k->query_rank);
     raise_to(&c->latent_dim, k->n_heads * (uint32_t)qsf_stride(k->nope_dim));
-    raise_to(&c->qk_norm_cols, k->query_rank > k->latent_rank ? k->query_rank : k->latent_rank);
+    raise_to(&c->qk_norm_cols, QSF_MAX(k->query_rank, k->latent_rank));
 }
 
 /* Adds the buffers of the relative mixer. */
 static void add_relative(qsf_config *c, const qsf_layer_kind *k)
 {
     const uint32_t kv_dim = qsf_kv_dim(k);
-    const uint32_t n_channels = kv_dim > c->dim ? kv_dim : c->dim;
+    const uint32_t n_channels = QSF_MAX(kv_dim, c->dim);
     raise_to(&c->n_relative, k->n_heads * k->relative_dim);
     raise_to(&c->qk_norm_cols, k->n_heads * k->relative_dim);
     raise_to(&c->n_profiles, k->relative_dim * k->relative_extent);
@@ -518,8 +448,8 @@ static void add_layer(qsf_config *c, const qsf_layer *l)
         raise_to(&c->ffn_dim, k->expert_dim);
     raise_to(&c->n_experts, k->n_experts);
     raise_to(&c->n_chosen, k->n_chosen);
-    c->has_gate |=
-        l->tensors[QSF_LAYER_GATE] != NULL || (k->n_experts != 0 && k->expert_ffn == QSF_FFN_GATED);
+    c->has_gate |= l->tensors[QSF_LAYER_FFN_GATE] != NULL ||
+                   (k->n_experts != 0 && k->expert_ffn == QSF_FFN_GATED);
     c->keeps_input |= qsf_layer_keeps_input(l) || l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     if (k->value_norm != 0)
         raise_to(&c->ones, k->head_dim);
@@ -654,7 +584,7 @@ qsf_status qsf_config_init(qsf_config *c, const qsf_reader *r, qsf_layer *layers
     for (uint32_t i = 0; i < c->n_layers; i++) {
         QSF_TRY(match_visit(r, i, &layers[i]));
         QSF_TRY(match_experts(r, &layers[i]));
-        QSF_TRY(check_exact(&layers[i], QSF_LAYER_ROUTER, "the router"));
+        QSF_TRY(check_exact(&layers[i], QSF_LAYER_EXPERT_ROUTER, "the router"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_BETA, "beta"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY, "decay"));
         QSF_TRY(check_exact(&layers[i], QSF_LAYER_DECAY_UP, "decay_up"));

@@ -111,10 +111,8 @@ qsf_status qsf_directory_read(qsf_reader *r, const qsf_header_links *links)
                 "directory: checksum is %08x, the header says %08x", crc32, links->directory_crc32);
     r->directory_off = links->directory_off;
     r->n_sections = links->n_sections;
-    r->sections =
-        qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, links->n_sections * sizeof *r->sections);
-    QSF_FAIL_IF(r->sections == NULL, NOMEM, "no memory for the list of sections: %zu KB",
-                links->n_sections * sizeof *r->sections >> 10);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, links->n_sections * sizeof *r->sections,
+                            "the list of sections", &r->sections));
     for (uint32_t i = 0; i < links->n_sections; i++) {
         const unsigned char *const entry = bytes + (size_t)i * QSF_DIRECTORY_ENTRY_BYTES;
         qsf_section *const s = &r->sections[i];

@@ -161,10 +161,8 @@ static qsf_status find_roles(qsf_reader *r, const qsf_header_links *links)
 /* Lists the units of a pass: roles are numbered in its order. */
 static qsf_status list_pass(qsf_reader *r)
 {
-    const size_t n_bytes = r->n_stream_units * sizeof *r->pass_units;
-    r->pass_units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    QSF_FAIL_IF(r->pass_units == NULL, NOMEM, "no memory for the units of a pass: %zu KB",
-                n_bytes >> 10);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, r->n_stream_units * sizeof *r->pass_units,
+                            "the units of a pass", &r->pass_units));
     for (uint32_t i = 0; i < r->n_stream_units; i++) {
         if (r->units[i].role == QSF_UNIT_LAYER && r->n_pass_layers++ == 0)
             r->layer_units = &r->pass_units[i];
@@ -203,14 +201,11 @@ qsf_status qsf_index_read(qsf_reader *r, const qsf_header_links *links)
                 "section UNIT has %zu bytes, allowed: multiples of %d", n_bytes,
                 QSF_UNIT_ENTRY_BYTES);
     r->n_units = (uint32_t)(n_bytes / QSF_UNIT_ENTRY_BYTES);
-    r->units = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units);
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    qsf_status status = QSF_OK;
-    if (r->units == NULL || bytes == NULL)
-        status = QSF_FAIL(NOMEM, "no memory for the list of units: %zu KB",
-                          (r->n_units * sizeof *r->units + n_bytes) >> 10);
-    if (status == QSF_OK)
-        status = qsf_reader_read_section(r, s, bytes);
+    unsigned char *bytes;
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, r->n_units * sizeof *r->units,
+                            "the list of units", &r->units));
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_bytes, "the list of units", &bytes));
+    qsf_status status = qsf_reader_read_section(r, s, bytes);
     if (status == QSF_OK)
         status = parse_index(r, bytes, links);
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
@@ -286,11 +281,10 @@ static void merge_experts(const qsf_reader *r, qsf_extent *extents, size_t n)
 qsf_status qsf_extents_create(const qsf_reader *r, qsf_extent **out, size_t *n_extents)
 {
     const size_t cap = 2 + (size_t)r->n_sections + r->n_units;
-    qsf_extent *const extents =
-        qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, cap * sizeof *extents);
+    qsf_extent *extents;
     *out = NULL;
-    QSF_FAIL_IF(extents == NULL, NOMEM, "no memory for the list of extents: %zu KB",
-                cap * sizeof *extents >> 10);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, cap * sizeof *extents, "the list of extents",
+                            &extents));
     size_t n = 0;
     insert(extents, &n,
            &(qsf_extent){.n_bytes = QSF_HEADER_BYTES, .unit_idx = UINT32_MAX, .name = "header"});

@@ -455,8 +455,8 @@ qsf_status qsf_kinds_read(qsf_reader *r)
     r->n_kinds = 1;
     if (has_section)
         QSF_TRY(parse_layers(r, &head_bytes));
-    r->kinds = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_kinds * sizeof *r->kinds);
-    QSF_FAIL_IF(r->kinds == NULL, NOMEM, "no memory for %u kinds of layers", r->n_kinds);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, r->n_kinds * sizeof *r->kinds,
+                            "kinds of layers", &r->kinds));
     r->kinds[0] = plain_kind(r);
     if (has_section)
         QSF_TRY(parse_kinds(r, head_bytes));

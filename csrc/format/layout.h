@@ -161,124 +161,138 @@ typedef enum qsf_group_score {
     QSF_GROUP_SCORE_COUNT = 2
 } qsf_group_score;
 
+/* The tensors that a layer may have, in the order of the pass. Columns: number; name of the type,
+ * and of its member of qsf_layer_tensor (config.h), of outliers those of their matrix; name in
+ * errors; the layers that may have it, and whether all of these have it (config.c); columns of a
+ * vector, or rows and columns. Q, K and V of a short convolution are C, B and x. Of K_TAPS and
+ * V_TAPS the rows of a KV head go from the token itself backwards; PROFILES begin with the farthest
+ * distance. */
+/* clang-format off */
+#define QSF_LAYER_TABLE(VECTOR, MATRIX, OUTLIERS)                                                  \
+    VECTOR(80, MTP_TRUNK_NORM, "mtp_trunk_norm", IN_MTP, ALWAYS, OF_DIM)                           \
+    VECTOR(81, MTP_TOKEN_NORM, "mtp_token_norm", IN_MTP, ALWAYS, OF_DIM)                           \
+    VECTOR(82, MTP_HIDDEN_NORM, "mtp_hidden_norm", IN_MTP, ALWAYS, OF_DIM)                         \
+    MATRIX(83, MTP_JOIN, "mtp_join", IN_MTP, ALWAYS, OF_DIM, OF_JOINED)                            \
+    VECTOR(85, INPUT_SHIFT, "input_shift", IN_ALL, OPTIONAL, OF_DIM)                               \
+    VECTOR(88, SECOND_SHIFT, "second_shift", IN_ENCODERS, OPTIONAL, OF_DIM)                        \
+    VECTOR(67, INPUT_NORM, "input_norm", IN_ALL, OPTIONAL, OF_DIM)                                 \
+    VECTOR(68, INPUT_NORM_BIAS, "input_norm_bias", IN_ALL, OPTIONAL, OF_DIM)                       \
+    VECTOR(90, BLOCK_QUERIES, "block_queries", IN_RELATIVE, OPTIONAL, OF_QUERIED)                  \
+    VECTOR(91, MESSAGE_QUERIES, "message_queries", IN_LOOPED, ALWAYS, OF_MESSAGES)                 \
+    VECTOR(7, ATTN_NORM, "attn_norm", IN_MIXED, OPTIONAL, OF_DIM)                                  \
+    VECTOR(14, ATTN_NORM_BIAS, "attn_norm_bias", IN_MIXED, OPTIONAL, OF_DIM)                       \
+    VECTOR(92, K_INPUT_NORM, "k_input_norm", IN_OWN_INPUTS, ALWAYS, OF_DIM)                        \
+    VECTOR(93, V_INPUT_NORM, "v_input_norm", IN_OWN_INPUTS, ALWAYS, OF_DIM)                        \
+    VECTOR(118, Q_SCALE, "q_scale", IN_RELATIVE, ALWAYS, OF_Q)                                     \
+    VECTOR(107, RELATIVE_SCALE, "relative_scale", IN_RELATIVE, ALWAYS, OF_RELATIVE)                \
+    VECTOR(108, PROFILES, "profiles", IN_RELATIVE, ALWAYS, OF_PROFILES)                            \
+    VECTOR(110, K_CONV, "k_conv", IN_RELATIVE, ALWAYS, OF_KV_CONV)                                 \
+    VECTOR(111, V_CONV, "v_conv", IN_RELATIVE, ALWAYS, OF_KV_CONV)                                 \
+    VECTOR(9, Q_BIAS, "q_bias", IN_BIASED, OPTIONAL, OF_Q)                                         \
+    VECTOR(10, K_BIAS, "k_bias", IN_BIASED_KEYS, OPTIONAL, OF_K)                                   \
+    VECTOR(11, V_BIAS, "v_bias", IN_BIASED_VALUES, OPTIONAL, OF_V)                                 \
+    VECTOR(18, Q_NORM, "q_norm", IN_Q_NORMED, ALWAYS, OF_Q_NORM)                                   \
+    VECTOR(19, K_NORM, "k_norm", IN_K_NORMED, ALWAYS, OF_K_NORM)                                   \
+    VECTOR(36, SINKS, "sinks", IN_ATTENTION, OPTIONAL, OF_HEADS)                                   \
+    VECTOR(52, DECAY_RATE, "decay_rate", IN_DELTA, ALWAYS, OF_DECAYS) /* e^A_log */                \
+    VECTOR(53, DECAY_BIAS, "decay_bias", IN_DELTA, ALWAYS, OF_DECAYS)                              \
+    VECTOR(55, MIX_NORM, "mix_norm", IN_DELTA, ALWAYS, OF_VALUE)                                   \
+    MATRIX(94, Q_GATE_DOWN, "q_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)                \
+    MATRIX(95, Q_FORGET, "q_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                         \
+    MATRIX(96, Q_GAIN, "q_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                             \
+    MATRIX(97, K_GATE_DOWN, "k_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)                \
+    MATRIX(98, K_FORGET, "k_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                         \
+    MATRIX(99, K_GAIN, "k_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                             \
+    MATRIX(100, V_GATE_DOWN, "v_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)               \
+    MATRIX(101, V_FORGET, "v_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                        \
+    MATRIX(102, V_GAIN, "v_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                            \
+    OUTLIERS(29, Q, "q_outliers", IN_Q, OPTIONAL, OF_Q, OF_DIM)                                    \
+    OUTLIERS(30, K, "k_outliers", IN_KEYS, OPTIONAL, OF_K, OF_DIM)                                 \
+    OUTLIERS(31, V, "v_outliers", IN_VALUES, OPTIONAL, OF_V, OF_DIM)                               \
+    MATRIX(0, Q, "q", IN_Q, ALWAYS, OF_Q, OF_DIM)                                                  \
+    MATRIX(1, K, "k", IN_KEYS, ALWAYS, OF_K, OF_DIM)                                               \
+    MATRIX(2, V, "v", IN_VALUES, ALWAYS, OF_V, OF_DIM)                                             \
+    MATRIX(112, K_TAPS, "k_taps", IN_OWN_INPUTS, ALWAYS, OF_TAPS, OF_DIM)                          \
+    MATRIX(113, V_TAPS, "v_taps", IN_OWN_INPUTS, ALWAYS, OF_TAPS, OF_DIM)                          \
+    MATRIX(38, Q_UP, "q_up", IN_QUERY_RANK, ALWAYS, OF_QUERIES, OF_QUERY_RANK)                     \
+    MATRIX(39, K_UP, "k_up", IN_LATENT, ALWAYS, OF_LATENTS, OF_NOPE)                               \
+    MATRIX(40, V_UP, "v_up", IN_LATENT, ALWAYS, OF_MIXED, OF_LATENT)                               \
+    MATRIX(37, MIX_GATE, "mix_gate", IN_MIXER_GATED, ALWAYS, OF_GATE, OF_DIM)                      \
+    MATRIX(106, RELATIVE, "relative", IN_RELATIVE, ALWAYS, OF_RELATIVE, OF_DIM)                    \
+    MATRIX(109, TOKEN_SINKS, "token_sinks", IN_RELATIVE, ALWAYS, OF_HEADS, OF_DIM)                 \
+    MATRIX(56, BETA, "beta", IN_DELTA, ALWAYS, OF_VALUE_HEADS, OF_DIM)                             \
+    MATRIX(69, DECAY, "decay", IN_DELTA, ALWAYS, OF_DECAY, OF_DIM)                                 \
+    MATRIX(41, GATE_UP, "gate_up", IN_GATE_RANK, ALWAYS, OF_MIXED, OF_RANK)                        \
+    MATRIX(42, DECAY_UP, "decay_up", IN_GATE_RANK, ALWAYS, OF_DECAYS, OF_RANK)                     \
+    VECTOR(50, CONV, "conv", IN_CONV, ALWAYS, OF_CONV) /* [taps * channels], the oldest first */   \
+    VECTOR(51, CONV_BIAS, "conv_bias", IN_SHORT_CONV, OPTIONAL, OF_DIM)                            \
+    VECTOR(23, ATTN_SUB_NORM, "attn_sub_norm", IN_ATTENTION, OPTIONAL, OF_MIXED)                   \
+    VECTOR(12, ATTN_OUT_BIAS, "attn_out_bias", IN_Q, OPTIONAL, OF_DIM)                             \
+    OUTLIERS(32, ATTN_OUT, "attn_out_outliers", IN_Q, OPTIONAL, OF_DIM, OF_MIXED)                  \
+    MATRIX(3, ATTN_OUT, "attn_out", IN_Q, ALWAYS, OF_DIM, OF_MIXED)                                \
+    VECTOR(20, POST_ATTN_NORM, "post_attn_norm", IN_Q, OPTIONAL, OF_DIM)                           \
+    VECTOR(114, MIX_CONV, "mix_conv", IN_RELATIVE, ALWAYS, OF_DIM_CONV)                            \
+    VECTOR(116, FFN_QUERY, "ffn_query", IN_RELATIVE, ALWAYS, OF_DIM)                               \
+    MATRIX(103, FFN_GATE_DOWN, "ffn_gate_down", IN_LOOPED, ALWAYS, OF_LOOPED, OF_JOINED)           \
+    MATRIX(104, FFN_FORGET, "ffn_forget", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                    \
+    MATRIX(105, FFN_GAIN, "ffn_gain", IN_LOOPED, ALWAYS, OF_DIM, OF_LOOPED)                        \
+    VECTOR(74, SSD_RATE, "ssd_rate", IN_SSD, ALWAYS, OF_VALUE_HEADS) /* e^A_log */                 \
+    VECTOR(75, SSD_STEP_BIAS, "ssd_step_bias", IN_SSD, ALWAYS, OF_VALUE_HEADS)                     \
+    VECTOR(54, SSD_SKIP, "ssd_skip", IN_SSD, ALWAYS, OF_VALUE_HEADS)                               \
+    MATRIX(72, SSD_GATE, "ssd_gate", IN_SSD, ALWAYS, OF_VALUES, OF_DIM)                            \
+    MATRIX(71, SSD_IN, "ssd_in", IN_SSD, ALWAYS, OF_CHANNELS, OF_DIM)                              \
+    MATRIX(73, SSD_STEP, "ssd_step", IN_SSD, ALWAYS, OF_VALUE_HEADS, OF_DIM)                       \
+    VECTOR(76, SSD_CONV, "ssd_conv", IN_SSD, ALWAYS, OF_CONV)                                      \
+    VECTOR(77, SSD_CONV_BIAS, "ssd_conv_bias", IN_SSD, OPTIONAL, OF_CHANNELS)                      \
+    VECTOR(78, SSD_NORM, "ssd_norm", IN_SSD, OPTIONAL, OF_VALUES)                                  \
+    MATRIX(79, SSD_OUT, "ssd_out", IN_SSD, ALWAYS, OF_DIM, OF_VALUES)                              \
+    VECTOR(47, ROUTER_NORM, "router_norm", IN_APART, OPTIONAL, OF_DIM)                             \
+    VECTOR(8, FFN_NORM, "ffn_norm", IN_ANY_FFN, OPTIONAL, OF_DIM)                                  \
+    VECTOR(15, FFN_NORM_BIAS, "ffn_norm_bias", IN_ANY_FFN, OPTIONAL, OF_DIM)                       \
+    VECTOR(44, ROUTER_BIAS, "router_bias", IN_ROUTED, OPTIONAL, OF_EXPERTS)                        \
+    VECTOR(45, SELECTION_BIAS, "selection_bias", IN_ROUTED, OPTIONAL, OF_EXPERTS)                  \
+    VECTOR(48, EXPERT_SCALE, "expert_scale", IN_ROUTED, OPTIONAL, OF_EXPERTS)                      \
+    MATRIX(22, EXPERT_ROUTER, "router", IN_ROUTED, ALWAYS, OF_EXPERTS, OF_DIM)                     \
+    VECTOR(46, SHARED_GATE, "shared_gate", IN_SHARED, OPTIONAL, OF_DIM)                            \
+    VECTOR(13, FFN_GATE_BIAS, "gate_bias", IN_GATED, OPTIONAL, OF_FFN)                             \
+    VECTOR(16, FFN_UP_BIAS, "up_bias", IN_FFN, OPTIONAL, OF_FFN)                                   \
+    OUTLIERS(33, FFN_GATE, "gate_outliers", IN_GATED, OPTIONAL, OF_FFN, OF_DIM)                    \
+    OUTLIERS(34, FFN_UP, "up_outliers", IN_FFN, OPTIONAL, OF_FFN, OF_DIM)                          \
+    MATRIX(4, FFN_GATE, "gate", IN_GATED, ALWAYS, OF_FFN, OF_DIM)                                  \
+    MATRIX(5, FFN_UP, "up", IN_FFN, ALWAYS, OF_FFN, OF_DIM)                                        \
+    VECTOR(24, FFN_SUB_NORM, "ffn_sub_norm", IN_FFN, OPTIONAL, OF_FFN)                             \
+    VECTOR(17, FFN_DOWN_BIAS, "down_bias", IN_OUT, OPTIONAL, OF_DIM)                               \
+    OUTLIERS(35, FFN_DOWN, "down_outliers", IN_FFN, OPTIONAL, OF_DIM, OF_FFN)                      \
+    MATRIX(6, FFN_DOWN, "down", IN_FFN, ALWAYS, OF_DIM, OF_FFN)                                    \
+    VECTOR(115, FFN_CONV, "ffn_conv", IN_RELATIVE, ALWAYS, OF_DIM_CONV)                            \
+    VECTOR(64, DENSE_POST_NORM, "dense_post_norm", IN_SHARED_APART, OPTIONAL, OF_DIM)              \
+    VECTOR(62, ROUTED_NORM, "routed_norm", IN_APART, OPTIONAL, OF_DIM)                             \
+    VECTOR(63, ROUTED_POST_NORM, "routed_post_norm", IN_APART, OPTIONAL, OF_DIM)                   \
+    VECTOR(21, POST_FFN_NORM, "post_ffn_norm", IN_ANY_FFN, OPTIONAL, OF_DIM)                       \
+    VECTOR(59, OWN_IN_NORM, "own_in_norm", IN_PLE, ALWAYS, OF_PLE)                                 \
+    MATRIX(58, OWN_IN, "own_in", IN_PLE, ALWAYS, OF_PLE, OF_DIM)                                   \
+    MATRIX(57, OWN_GATE, "own_gate", IN_PLE, ALWAYS, OF_PLE, OF_DIM)                               \
+    MATRIX(60, OWN_OUT, "own_out", IN_PLE, ALWAYS, OF_DIM, OF_PLE)                                 \
+    VECTOR(61, OWN_NORM, "own_norm", IN_PLE, ALWAYS, OF_DIM)                                       \
+    VECTOR(65, LAYER_SCALE, "layer_scale", IN_ALL, OPTIONAL, OF_ONE)                               \
+    VECTOR(84, MTP_END_NORM, "mtp_end_norm", IN_MTP, ALWAYS, OF_DIM)
+/* clang-format on */
+
+#define QSF_NUMBER(number, name, ...) QSF_TENSOR_##name = number,
+#define QSF_NUMBER_OF_OUTLIERS(number, name, ...) QSF_TENSOR_##name##_OUTLIERS = number,
 typedef enum qsf_tensor_type {
-    QSF_TENSOR_Q = 0,
-    QSF_TENSOR_K = 1,
-    QSF_TENSOR_V = 2,
-    QSF_TENSOR_ATTN_OUT = 3,
-    QSF_TENSOR_FFN_GATE = 4,
-    QSF_TENSOR_FFN_UP = 5,
-    QSF_TENSOR_FFN_DOWN = 6,
-    QSF_TENSOR_ATTN_NORM = 7,
-    QSF_TENSOR_FFN_NORM = 8,
-    QSF_TENSOR_Q_BIAS = 9,
-    QSF_TENSOR_K_BIAS = 10,
-    QSF_TENSOR_V_BIAS = 11,
-    QSF_TENSOR_ATTN_OUT_BIAS = 12,
-    QSF_TENSOR_FFN_GATE_BIAS = 13,
-    QSF_TENSOR_ATTN_NORM_BIAS = 14,
-    QSF_TENSOR_FFN_NORM_BIAS = 15,
-    QSF_TENSOR_FFN_UP_BIAS = 16,
-    QSF_TENSOR_FFN_DOWN_BIAS = 17,
-    QSF_TENSOR_Q_NORM = 18,
-    QSF_TENSOR_K_NORM = 19,
-    QSF_TENSOR_POST_ATTN_NORM = 20,
-    QSF_TENSOR_POST_FFN_NORM = 21,
-    QSF_TENSOR_EXPERT_ROUTER = 22,
-    QSF_TENSOR_ATTN_SUB_NORM = 23,
-    QSF_TENSOR_FFN_SUB_NORM = 24,
-    QSF_TENSOR_EMBEDDING = 25,
+    QSF_LAYER_TABLE(QSF_NUMBER, QSF_NUMBER, QSF_NUMBER_OF_OUTLIERS) QSF_TENSOR_EMBEDDING = 25,
     QSF_TENSOR_HEAD = 26,
     QSF_TENSOR_FINAL_NORM = 27,
     QSF_TENSOR_FINAL_NORM_BIAS = 28,
-    QSF_TENSOR_Q_OUTLIERS = 29, /* sparse outliers of types 0 .. 6 */
-    QSF_TENSOR_K_OUTLIERS = 30,
-    QSF_TENSOR_V_OUTLIERS = 31,
-    QSF_TENSOR_ATTN_OUT_OUTLIERS = 32,
-    QSF_TENSOR_FFN_GATE_OUTLIERS = 33,
-    QSF_TENSOR_FFN_UP_OUTLIERS = 34,
-    QSF_TENSOR_FFN_DOWN_OUTLIERS = 35,
-    QSF_TENSOR_SINKS = 36,
-    QSF_TENSOR_MIX_GATE = 37,
-    QSF_TENSOR_Q_UP = 38,
-    QSF_TENSOR_K_UP = 39,
-    QSF_TENSOR_V_UP = 40,
-    QSF_TENSOR_GATE_UP = 41,
-    QSF_TENSOR_DECAY_UP = 42,
     QSF_TENSOR_FIRST_FREE = 43, /* and 49: kept for other mixers */
-    QSF_TENSOR_ROUTER_BIAS = 44,
-    QSF_TENSOR_SELECTION_BIAS = 45,
-    QSF_TENSOR_SHARED_GATE = 46,
-    QSF_TENSOR_ROUTER_NORM = 47,
-    QSF_TENSOR_EXPERT_SCALE = 48,
-    QSF_TENSOR_CONV = 50, /* [taps * channels], the oldest tap first */
-    QSF_TENSOR_CONV_BIAS = 51,
-    QSF_TENSOR_DECAY_RATE = 52, /* e^A_log */
-    QSF_TENSOR_DECAY_BIAS = 53,
-    QSF_TENSOR_SSD_SKIP = 54,
-    QSF_TENSOR_MIX_NORM = 55,
-    QSF_TENSOR_BETA = 56,
-    QSF_TENSOR_OWN_GATE = 57, /* 57 .. 61: of layers with embeddings of their own */
-    QSF_TENSOR_OWN_IN = 58,
-    QSF_TENSOR_OWN_IN_NORM = 59,
-    QSF_TENSOR_OWN_OUT = 60,
-    QSF_TENSOR_OWN_NORM = 61,
-    QSF_TENSOR_ROUTED_NORM = 62,
-    QSF_TENSOR_ROUTED_POST_NORM = 63,
-    QSF_TENSOR_DENSE_POST_NORM = 64,
-    QSF_TENSOR_LAYER_SCALE = 65,
     QSF_TENSOR_HEAD_BIAS = 66,
-    QSF_TENSOR_INPUT_NORM = 67,
-    QSF_TENSOR_INPUT_NORM_BIAS = 68,
-    QSF_TENSOR_DECAY = 69,
     QSF_TENSOR_OWN_TABLE = 70,
-    QSF_TENSOR_SSD_IN = 71, /* 71 .. 79: of SSD */
-    QSF_TENSOR_SSD_GATE = 72,
-    QSF_TENSOR_SSD_STEP = 73,
-    QSF_TENSOR_SSD_RATE = 74, /* e^A_log */
-    QSF_TENSOR_SSD_STEP_BIAS = 75,
-    QSF_TENSOR_SSD_CONV = 76, /* as 50 */
-    QSF_TENSOR_SSD_CONV_BIAS = 77,
-    QSF_TENSOR_SSD_NORM = 78,
-    QSF_TENSOR_SSD_OUT = 79,
-    QSF_TENSOR_MTP_TRUNK_NORM = 80, /* 80 .. 84: of the MTP head; 80 is a copy of 27 */
-    QSF_TENSOR_MTP_TOKEN_NORM = 81,
-    QSF_TENSOR_MTP_HIDDEN_NORM = 82,
-    QSF_TENSOR_MTP_JOIN = 83,
-    QSF_TENSOR_MTP_END_NORM = 84,
-    QSF_TENSOR_INPUT_SHIFT = 85,
     QSF_TENSOR_DENSE = 86,
     QSF_TENSOR_HEAD_REST = 87, /* the head's rows after those of 26 */
-    QSF_TENSOR_SECOND_SHIFT = 88,
-    QSF_TENSOR_JOIN = 89,          /* of a drafter that reads the keys and values of its model */
-    QSF_TENSOR_BLOCK_QUERIES = 90, /* 90 .. 118: of mixer 6 */
-    QSF_TENSOR_MESSAGE_QUERIES = 91,
-    QSF_TENSOR_K_INPUT_NORM = 92,
-    QSF_TENSOR_V_INPUT_NORM = 93,
-    QSF_TENSOR_Q_GATE_DOWN = 94, /* 94 .. 105: of message gates */
-    QSF_TENSOR_Q_FORGET = 95,
-    QSF_TENSOR_Q_GAIN = 96,
-    QSF_TENSOR_K_GATE_DOWN = 97,
-    QSF_TENSOR_K_FORGET = 98,
-    QSF_TENSOR_K_GAIN = 99,
-    QSF_TENSOR_V_GATE_DOWN = 100,
-    QSF_TENSOR_V_FORGET = 101,
-    QSF_TENSOR_V_GAIN = 102,
-    QSF_TENSOR_FFN_GATE_DOWN = 103,
-    QSF_TENSOR_FFN_FORGET = 104,
-    QSF_TENSOR_FFN_GAIN = 105,
-    QSF_TENSOR_RELATIVE = 106,
-    QSF_TENSOR_RELATIVE_SCALE = 107,
-    QSF_TENSOR_PROFILES = 108, /* [relative dimensions * extent], the farthest distance first */
-    QSF_TENSOR_TOKEN_SINKS = 109,
-    QSF_TENSOR_K_CONV = 110, /* 110, 111, 114, 115: as 50 */
-    QSF_TENSOR_V_CONV = 111,
-    QSF_TENSOR_K_TAPS = 112, /* rows of a KV head: from the token itself backwards */
-    QSF_TENSOR_V_TAPS = 113,
-    QSF_TENSOR_MIX_CONV = 114,
-    QSF_TENSOR_FFN_CONV = 115,
-    QSF_TENSOR_FFN_QUERY = 116,
+    QSF_TENSOR_JOIN = 89,      /* of a drafter that reads the keys and values of its model */
     QSF_TENSOR_FINAL_QUERY = 117,
-    QSF_TENSOR_Q_SCALE = 118,
     QSF_TENSOR_TYPE_COUNT = 119
 } qsf_tensor_type;
+#undef QSF_NUMBER
+#undef QSF_NUMBER_OF_OUTLIERS

@@ -15,8 +15,8 @@ static qsf_status read_arch(qsf_reader *r)
 {
     const qsf_section *const s = qsf_reader_section(r, "ARCH");
     const size_t n_bytes = (size_t)s->n_bytes;
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    QSF_FAIL_IF(bytes == NULL, NOMEM, "no memory for section ARCH: %zu KB", n_bytes >> 10);
+    unsigned char *bytes;
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_bytes, "section ARCH", &bytes));
     qsf_status status = qsf_reader_read_section(r, s, bytes);
     if (status == QSF_OK)
         status = qsf_arch_parse(bytes, n_bytes, &r->header, &r->arch);
@@ -36,9 +36,8 @@ static qsf_status read_bands(qsf_reader *r)
     QSF_FAIL_IF(s->n_bytes != n_bytes, FORMAT,
                 "section EBND has %" PRIu64 " bytes, the tables of the file make it %zu",
                 s->n_bytes, n_bytes);
-    r->band_crc32 = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    QSF_FAIL_IF(r->band_crc32 == NULL, NOMEM, "no memory for checksums of embedding bands: %zu KB",
-                n_bytes >> 10);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_bytes, "checksums of embedding bands",
+                            &r->band_crc32));
     QSF_TRY(qsf_reader_read_section(r, s, r->band_crc32));
     for (uint32_t i = 0; i < count_bands(r); i++) /* from the file's byte order to the machine's */
         r->band_crc32[i] = qsf_load_u32((const unsigned char *)&r->band_crc32[i]);

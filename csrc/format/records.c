@@ -41,9 +41,7 @@ qsf_status qsf_reader_keep_section(qsf_reader *r, const char *tag, qsf_table *ou
     const qsf_section *const s = qsf_reader_section(r, tag);
     if (s == NULL)
         return QSF_OK;
-    out->bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, (size_t)s->n_bytes);
-    QSF_FAIL_IF(out->bytes == NULL, NOMEM, "no memory for section %s: %" PRIu64 " KB", tag,
-                s->n_bytes >> 10);
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, s->n_bytes, tag, &out->bytes));
     out->n_bytes = (size_t)s->n_bytes;
     return qsf_reader_read_section(r, s, out->bytes);
 }

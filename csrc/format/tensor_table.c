@@ -36,9 +36,8 @@ static qsf_status add_seen(qsf_reader *r, seen_set *seen, const qsf_tensor *t)
         seen->zero_types[t->type] = true;
     } else {
         if (seen->others == NULL)
-            seen->others = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, SEEN_BYTES);
-        QSF_FAIL_IF(seen->others == NULL, NOMEM, "no memory for the set of tensor indices: %u KB",
-                    SEEN_BYTES >> 10);
+            QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, SEEN_BYTES, "tensor indices",
+                                    &seen->others));
         const uint32_t bit = t->type * N_INDICES + t->index;
         was_seen = (seen->others[bit / 8] >> bit % 8 & 1) != 0;
         seen->others[bit / 8] |= (unsigned char)(1U << bit % 8);
@@ -247,7 +246,7 @@ static qsf_status check_contents(const qsf_reader *r)
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_FINAL_NORM_BIAS)
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_FINAL_NORM_BIAS, QSF_LAYOUT_VECTOR, 1, h->dim));
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_DENSE) {
-        const uint32_t n_rows = t[i].n_rows < QSF_MAX_DIM ? t[i].n_rows : QSF_MAX_DIM;
+        const uint32_t n_rows = QSF_MIN(t[i].n_rows, QSF_MAX_DIM);
         QSF_TRY(check_is(&t[i++], QSF_TENSOR_DENSE, QSF_LAYOUT_TILES, n_rows, h->dim));
     }
     if (i < finl->n_tensors && t[i].type == QSF_TENSOR_JOIN)
@@ -299,14 +298,11 @@ qsf_status qsf_tensor_table_read(qsf_reader *r)
                 "section TENS has %zu bytes, allowed: multiples of %d", n_bytes,
                 QSF_TENSOR_ENTRY_BYTES);
     r->n_tensors = (uint32_t)(n_bytes / QSF_TENSOR_ENTRY_BYTES);
-    r->tensors = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors);
-    unsigned char *const bytes = qsf_ledger_acquire(r->ledger, QSF_USE_TABLES, n_bytes);
-    qsf_status status = QSF_OK;
-    if (r->tensors == NULL || bytes == NULL)
-        status = QSF_FAIL(NOMEM, "no memory for the tensor table: %zu KB",
-                          (r->n_tensors * sizeof *r->tensors + n_bytes) >> 10);
-    if (status == QSF_OK)
-        status = qsf_reader_read_section(r, tens, bytes);
+    unsigned char *bytes;
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, r->n_tensors * sizeof *r->tensors,
+                            "the tensor table", &r->tensors));
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_TABLES, n_bytes, "the tensor table", &bytes));
+    qsf_status status = qsf_reader_read_section(r, tens, bytes);
     if (status == QSF_OK)
         status = parse_table(r, bytes);
     qsf_ledger_release(r->ledger, QSF_USE_TABLES, bytes, n_bytes);
@@ -348,7 +344,7 @@ static bool are_plain(const unsigned char *entries, size_t n_entries, uint64_t *
     *end = 0;
     for (size_t begin = 0; begin < n_entries; begin += SUM_ENTRIES) {
         const size_t left = n_entries - begin;
-        const size_t n = left < SUM_ENTRIES ? left : SUM_ENTRIES;
+        const size_t n = QSF_MIN(left, SUM_ENTRIES);
         uint32_t sum = 0;
         for (size_t i = begin; i < begin + n; i++) {
             const uint32_t entry = qsf_load_u32(entries + i * QSF_OUTLIER_ENTRY_BYTES);

@@ -14,9 +14,16 @@
 #define QSF_API
 #endif
 
+/* Around what the parts of qsf.h declare */
 #ifdef __cplusplus
-extern "C" {
+#define QSF_C_BEGIN extern "C" {
+#define QSF_C_END }
+#else
+#define QSF_C_BEGIN
+#define QSF_C_END
 #endif
+
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -76,8 +83,6 @@ QSF_API qsf_status qsf_machine_roofline(uint32_t n_threads, uint64_t n_bytes, ui
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

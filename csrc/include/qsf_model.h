@@ -5,9 +5,7 @@
 
 #include "qsf_library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -230,8 +228,6 @@ QSF_API qsf_status qsf_file_verify(const char *path);
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

@@ -5,9 +5,7 @@
 
 #include "qsf_session.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -87,8 +85,6 @@ QSF_API qsf_status qsf_model_choose(qsf_model *m, qsf_choose_item *items, uint32
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

@@ -5,9 +5,7 @@
 
 #include "qsf_library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -82,8 +80,6 @@ QSF_API qsf_status qsf_lz4_unpack(const void *packed, size_t packed_bytes, void 
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

@@ -5,9 +5,7 @@
 
 #include "qsf_library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -107,8 +105,6 @@ QSF_API qsf_status qsf_session_logprobs(qsf_session *s, uint32_t *tokens, float 
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

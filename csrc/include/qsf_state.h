@@ -12,9 +12,7 @@
 
 #include "qsf_session.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -64,8 +62,6 @@ QSF_API qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, si
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

@@ -5,9 +5,7 @@
 
 #include "qsf_library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -126,8 +124,6 @@ QSF_API size_t qsf_model_memory_events(qsf_model *m, qsf_memory_event *out, size
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

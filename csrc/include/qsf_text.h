@@ -5,9 +5,7 @@
 
 #include "qsf_library.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+QSF_C_BEGIN
 
 /* ---- cdef begin ---- (cffi reads this part too, so it has declarations and integer
  * #defines only: no #if, no inline functions) */
@@ -116,8 +114,6 @@ QSF_API void qsf_json_measure(const void *text, size_t n_bytes, qsf_json_size *o
 
 /* ---- cdef end ---- */
 
-#ifdef __cplusplus
-}
-#endif
+QSF_C_END
 
 #endif

@@ -1,5 +1,6 @@
 /* io_choose.c - chooses how to read a file: by option, cache state or a probe. */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/checked.h"
 #include "io/io.h"
 
 #include <stdatomic.h>
@@ -26,17 +27,12 @@ static const qsf_io_setup candidates[] = {
     {QSF_IO_URING, 4}, {QSF_IO_URING, 8}, {QSF_IO_DIRECT, 2}, {QSF_IO_DIRECT, 4}};
 #define N_CANDIDATES (sizeof candidates / sizeof candidates[0])
 
-static uint32_t smaller(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* The depth from the options, else the usual one; at most max_threads if each read takes a
  * thread. */
 static uint32_t depth_for(const qsf_io_wish *wish, uint32_t method, uint32_t usual)
 {
     const uint32_t depth = wish->depth != 0 ? wish->depth : usual;
-    return method == QSF_IO_URING ? depth : smaller(depth, wish->max_threads);
+    return method == QSF_IO_URING ? depth : QSF_MIN(depth, wish->max_threads);
 }
 
 /* One run of the probe. Each idle queue takes the next read of one part of the file. */
@@ -174,8 +170,8 @@ static const qsf_io_setup *probe(qsf_io *direct, qsf_io *uring, const qsf_io_set
         const double speed = (is_ring ? URING_WEIGHT : 1.0) *
                              measure(is_ring ? uring : direct, setup, buffer, part_idx * part_bytes,
                                      (part_idx + 1) * part_bytes);
-        speeds[which] = speed > speeds[which] ? speed : speeds[which];
-        best = speed > best ? speed : best;
+        speeds[which] = QSF_MAX(speed, speeds[which]);
+        best = QSF_MAX(speed, best);
     }
     const qsf_io_setup *chosen = NULL;
     for (size_t i = 0; i < n_setups; i++)

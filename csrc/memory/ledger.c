@@ -4,7 +4,9 @@
 
 #include <assert.h>
 #include <stdbool.h>
+#include <string.h>
 
+#include "base/status.h"
 #include "platform/heap.h"
 
 void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes)
@@ -44,6 +46,18 @@ void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes)
         use == QSF_USE_WEIGHTS || use == QSF_USE_STREAM || use == QSF_USE_EXPERTS;
     void *const p = is_all_used ? qsf_heap_alloc_huge(n_bytes) : qsf_heap_alloc(n_bytes);
     return count(l, use, n_bytes, p);
+}
+
+qsf_status qsf_ledger_take(qsf_ledger *l, qsf_use use, uint64_t n_bytes, const char *what,
+                           void *out)
+{
+    void *const p =
+        n_bytes == 0 || n_bytes > SIZE_MAX ? NULL : qsf_ledger_acquire(l, use, (size_t)n_bytes);
+    memcpy(out, &p, sizeof p);
+    QSF_FAIL_IF(p == NULL && n_bytes != 0, NOMEM,
+                "no memory for %s: %.3g MB; %.1f MB are in use, of at most %.1f MB", what,
+                qsf_mb(n_bytes), qsf_mb(l->held_bytes), qsf_mb(l->ceiling_bytes));
+    return QSF_OK;
 }
 
 void *qsf_ledger_acquire_row(qsf_ledger *l, qsf_use use, size_t n, size_t item_bytes)

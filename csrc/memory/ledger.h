@@ -6,8 +6,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include "include/qsf.h"
 
 typedef enum qsf_use {
     QSF_USE_HANDLE,    /* the model's own record */
@@ -39,6 +38,11 @@ void qsf_ledger_init(qsf_ledger *l, uint64_t ceiling_bytes);
 /* Returns zeroed memory, aligned to 64 bytes, or NULL if the ceiling or the system does not allow
  * it, or if a test injects a fault. n_bytes >= 1. */
 void *qsf_ledger_acquire(qsf_ledger *l, qsf_use use, size_t n_bytes);
+
+/* As acquire; `out` is the address of a pointer. QSF_ERR_NOMEM names `what`. Of 0 bytes the pointer
+ * becomes NULL. */
+qsf_status qsf_ledger_take(qsf_ledger *l, qsf_use use, uint64_t n_bytes, const char *what,
+                           void *out);
 
 /* Acquires n items in a row, each of which is released separately. NULL also if the system cannot
  * do that (platform/heap.h). */

@@ -74,36 +74,16 @@ static qsf_acts gather_rows(const qsf_ops *o, const row_group *group, size_t wor
     const size_t stride = qsf_stride(kind->head_dim);
     const size_t n_blocks = stride / QSF_BLOCK;
     const size_t value_off = worker_idx * QSF_ATTEND_ROWS * stride;
-    const size_t block_off = value_off / QSF_BLOCK;
     for (size_t r = 0; r < group->n_rows; r++) {
         float *const q = s->q + value_off + r * stride;
         memcpy(q, o->scratch->q + head_off(o, chunk_row_of(kind, group, r)),
                kind->head_dim * sizeof *q);
         memset(q + kind->head_dim, 0, (stride - kind->head_dim) * sizeof *q);
     }
-    const qsf_act_row rows = {
-        .q = s->act_q + value_off,
-        .q_low = s->act_q_low + value_off,
-        .scale = s->act_scale + block_off,
-        .sum = s->act_sum + block_off,
-        .parts = s->act_parts + block_off,
-        .scaled_sum = s->act_scaled_sum + block_off,
-        .fine_sum = s->act_fine_sum + block_off,
-    };
+    const qsf_act_row rows = qsf_act_row_at(&s->acts, value_off);
     if (qsf_dtype_is_quantised(o->scratch->kv_form.k_type)) /* rows and blocks are contiguous */
         o->kernels->quantise(s->q + value_off, group->n_rows * n_blocks, false, &rows);
-    return (qsf_acts){
-        .n_tokens = group->n_rows,
-        .n_blocks = n_blocks,
-        .f32 = s->q + value_off,
-        .q = rows.q,
-        .q_low = rows.q_low,
-        .scale = rows.scale,
-        .sum = rows.sum,
-        .parts = rows.parts,
-        .scaled_sum = rows.scaled_sum,
-        .fine_sum = rows.fine_sum,
-    };
+    return qsf_acts_of(&rows, group->n_rows, n_blocks, s->q + value_off);
 }
 
 /* Computes scores [n_rows, 256] of pages first .. end - 1 of a span. Pages that are contiguous in
@@ -173,7 +153,7 @@ static void change_scores(const attention_job *job, const row_group *group, size
     if (kind->score_cap != 0.0F)
         o->kernels->cap(first, scale / kind->score_cap, kind->score_cap, n);
     const qsf_seen *const seen = &group->seen[r];
-    size_t p = begin + range.begin > seen->pinned ? begin + range.begin : seen->pinned;
+    size_t p = QSF_MAX(begin + range.begin, seen->pinned);
     for (; p < seen->first && p < begin + range.end; p++)
         scores[p - begin] = -INFINITY;
 }
@@ -217,9 +197,9 @@ static void find_pages(const attention_job *job, const row_group *group, size_t 
     const size_t pinned_end = qsf_ceil_div(seen->pinned, QSF_KV_PAGE_TOKENS);
     const size_t window = seen->first / QSF_KV_PAGE_TOKENS;
     size_t gone = pinned_end > page + first ? pinned_end - page : first;
-    gone = gone < end ? gone : end;
+    gone = QSF_MIN(gone, end);
     size_t back = window > page + gone ? window - page : gone;
-    back = back < end ? back : end;
+    back = QSF_MIN(back, end);
     qsf_kvcache_find_pages(kv, job->layer, group->kv_head, page, first, gone, k_pages, v_pages);
     for (size_t i = gone; i < back; i++) {
         k_pages[i] = k_pages[first];
@@ -333,7 +313,7 @@ static row_group row_group_of(const attention_job *job, const qsf_segment *g, si
         .segment = g,
         .kv_head = (uint32_t)(item / n_parts / n_groups),
         .first_row = first_row,
-        .n_rows = left < job->group_rows ? left : job->group_rows,
+        .n_rows = QSF_MIN(left, job->group_rows),
         .all.first = SIZE_MAX,
     };
     for (size_t r = 0; r < group.n_rows; r++) {
@@ -341,7 +321,7 @@ static row_group row_group_of(const attention_job *job, const qsf_segment *g, si
         group.seen[r] = seen;
         if (seen.first < group.all.first)
             group.all = (qsf_seen){seen.pinned, seen.first, group.all.end};
-        group.all.end = seen.end > group.all.end ? seen.end : group.all.end;
+        group.all.end = QSF_MAX(seen.end, group.all.end);
     }
     return group;
 }
@@ -457,7 +437,7 @@ static void attend_part(const attention_job *job, const row_group *group, size_t
     const size_t stride = qsf_stride(qsf_value_dim(o->kind));
     const qsf_spans all = qsf_seen_spans(o->kind, group->segment);
     const size_t item_end = first + job->item_spans;
-    const size_t end = item_end < all.n ? item_end : all.n;
+    const size_t end = QSF_MIN(item_end, all.n);
     if (qsf_span_at(&all, first) * QSF_KV_SPAN_TOKENS >= group->all.end)
         return;
     const qsf_acts x = gather_rows(o, group, worker_idx);
@@ -600,8 +580,8 @@ static qsf_status attend_by_parts(const qsf_ops *o, attention_job *job)
         const size_t page = job->end_span * QSF_KV_SPAN_PAGES;
         job->first_span = job->end_span;
         job->end_span = end_page < n_cold ? job->first_span + part_spans : end_span;
-        job->first_cold = page > first_page ? page : first_page;
-        job->end_cold = end_page < n_cold ? end_page : n_cold;
+        job->first_cold = QSF_MAX(page, first_page);
+        job->end_cold = QSF_MIN(end_page, n_cold);
         qsf_ops_lap(o, QSF_PHASE_ATTENTION);
         if (job->first_cold < job->end_cold)
             QSF_TRY(qsf_kv_cold_read_records(&kv->cold, l, (uint32_t)job->first_cold,
@@ -636,7 +616,7 @@ qsf_status qsf_attention_run(qsf_ops *o, const qsf_chunk *chunk, uint32_t layer,
     size_t n_cold = 0;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const size_t n = qsf_seen_spans(kind, &chunk->segments[i]).n;
-        most_spans = n > most_spans ? n : most_spans;
+        most_spans = QSF_MAX(n, most_spans);
         n_cold += qsf_kvcache_cold_pages(&chunk->segments[i].sequence->kv, layer);
     }
     choose_items(&job, most_spans);
@@ -678,9 +658,9 @@ qsf_seen qsf_seen_at(const qsf_layer_kind *k, const qsf_segment *g, size_t posit
 qsf_span_range qsf_seen_slots(qsf_seen seen, size_t begin)
 {
     const size_t span_end = begin + QSF_KV_SPAN_TOKENS;
-    const size_t first = seen.first > begin ? seen.first : begin;
-    const size_t window_end = seen.end < span_end ? seen.end : span_end;
-    const size_t pinned_end = seen.pinned < span_end ? seen.pinned : span_end;
+    const size_t first = QSF_MAX(seen.first, begin);
+    const size_t window_end = QSF_MIN(seen.end, span_end);
+    const size_t pinned_end = QSF_MIN(seen.pinned, span_end);
     const size_t end = first < window_end ? window_end : pinned_end;
     if (end <= begin)
         return (qsf_span_range){0, 0};
@@ -701,7 +681,7 @@ qsf_spans qsf_seen_spans(const qsf_layer_kind *k, const qsf_segment *g)
     const size_t last = (size_t)g->first_position + g->n_tokens - 1;
     const size_t first = seen.first / QSF_KV_SPAN_TOKENS;
     const size_t n_pinned = qsf_ceil_div(seen.pinned, QSF_KV_SPAN_TOKENS);
-    qsf_spans all = {n_pinned < first ? n_pinned : first, first, 0};
+    qsf_spans all = {QSF_MIN(n_pinned, first), first, 0};
     all.n = all.n_pinned + end_span(qsf_seen_at(k, g, last)) - first;
     return all;
 }

@@ -15,25 +15,21 @@ static void up_epilogue(const void *arg, size_t begin, size_t end)
 static qsf_status prepare_ffn(qsf_ops *o, const qsf_layer *l, qsf_acts *out)
 {
     const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights none = {0};
     qsf_norm_weights weights;
     if (o->kind->is_post_norm != 0) {
         QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_FFN_NORM],
                                     l->tensors[QSF_LAYER_FFN_NORM_BIAS], &weights));
         qsf_ops_norm(o, s->x, &weights, s->x);
-        *out = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
+        *out = qsf_ops_prepare(o, s->x, o->config->dim, NULL, NULL);
         return QSF_OK;
     }
-    if (o->kind->mixer == QSF_MIXER_RELATIVE)
-        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
+    float *const x = o->kind->mixer == QSF_MIXER_RELATIVE || qsf_layer_keeps_input(l) ? s->input
+                     : o->kind->is_parallel                                           ? NULL
+                                                                                      : s->x;
+    if (x != NULL)
+        return qsf_block_norm(o, x, l->tensors[QSF_LAYER_FFN_NORM],
                               l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    if (!o->kind->is_parallel)
-        return qsf_block_norm(o, s->x, l->tensors[QSF_LAYER_FFN_NORM],
-                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    if (qsf_layer_keeps_input(l))
-        return qsf_block_norm(o, s->input, l->tensors[QSF_LAYER_FFN_NORM],
-                              l->tensors[QSF_LAYER_FFN_NORM_BIAS], out);
-    *out = qsf_ops_prepare(o, s->normed, o->config->dim, &none, s->normed); /* as attention does */
+    *out = qsf_ops_prepare(o, s->normed, o->config->dim, NULL, NULL); /* as attention does */
     return QSF_OK;
 }
 
@@ -43,23 +39,23 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
     const qsf_scratch *const s = o->scratch;
     const size_t stride = qsf_stride(o->kind->ffn_dim);
     const qsf_block_end end = {
-        .w = l->tensors[QSF_LAYER_DOWN],
-        .bias = l->tensors[QSF_LAYER_DOWN_BIAS],
-        .outliers = l->outliers[QSF_LAYER_DOWN],
+        .w = l->tensors[QSF_LAYER_FFN_DOWN],
+        .bias = l->tensors[QSF_LAYER_FFN_DOWN_BIAS],
+        .outliers = l->outliers[QSF_LAYER_FFN_DOWN],
         .post_norm = l->tensors[QSF_LAYER_POST_FFN_NORM],
         .is_kept = o->kind->n_experts != 0,
     };
     qsf_acts activated;
     qsf_linear parts[] = {
-        qsf_linear_of(l->tensors[QSF_LAYER_GATE], s->gate, stride),
-        qsf_linear_of(l->tensors[QSF_LAYER_UP], s->up, stride),
+        qsf_linear_of(l->tensors[QSF_LAYER_FFN_GATE], s->gate, stride),
+        qsf_linear_of(l->tensors[QSF_LAYER_FFN_UP], s->up, stride),
     };
     parts[1].epilogue = up_epilogue;
     parts[1].epilogue_arg = o;
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_GATE_BIAS], 1, &parts[0].bias));
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_UP_BIAS], 0, &parts[1].bias));
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_GATE, 2, parts));
-    if (l->tensors[QSF_LAYER_GATE] != NULL) {
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_FFN_GATE_BIAS], 1, &parts[0].bias));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_FFN_UP_BIAS], 0, &parts[1].bias));
+    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_FFN_GATE, 2, parts));
+    if (l->tensors[QSF_LAYER_FFN_GATE] != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &parts[0], &parts[1], in));
     } else {
         parts[1].y = s->gate;
@@ -105,7 +101,7 @@ qsf_status qsf_ffn_run(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx)
     }
     if (is_routed)
         QSF_TRY(qsf_routed_gates(o, l, &in));
-    if (l->tensors[QSF_LAYER_UP] != NULL)
+    if (l->tensors[QSF_LAYER_FFN_UP] != NULL)
         QSF_TRY(run_dense(o, l, &in));
     if (!is_routed)
         return QSF_OK;

@@ -78,11 +78,11 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
     const qsf_scratch *const s = o->scratch;
     const uint32_t width = o->config->ple_width;
     const qsf_norm_weights none = {0};
-    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_PLE_OUT],
-                               .post_norm = l->tensors[QSF_LAYER_PLE_NORM]};
-    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_PLE_IN], s->up, qsf_stride(width));
+    const qsf_block_end end = {.w = l->tensors[QSF_LAYER_OWN_OUT],
+                               .post_norm = l->tensors[QSF_LAYER_OWN_NORM]};
+    const qsf_linear in = qsf_linear_of(l->tensors[QSF_LAYER_OWN_IN], s->up, qsf_stride(width));
     const qsf_linear gate = {
-        .w = l->tensors[QSF_LAYER_PLE_GATE],
+        .w = l->tensors[QSF_LAYER_OWN_GATE],
         .y = s->gate,
         .y_stride = qsf_stride(width),
         .group_rows = 1,
@@ -90,11 +90,11 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
         .epilogue_arg = o,
     };
     embedding_job job = {o, l, none};
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_PLE_IN_NORM], 2, &job.norm.weight));
-    qsf_acts x = qsf_ops_prepare(o, s->embedded, o->config->dim, &none, s->embedded);
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_OWN_IN_NORM], 2, &job.norm.weight));
+    qsf_acts x = qsf_ops_prepare(o, s->embedded, o->config->dim, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, &in, 1, &x));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)width), project_rows, &job);
-    x = qsf_ops_prepare(o, s->x, o->config->dim, &none, s->x);
+    x = qsf_ops_prepare(o, s->x, o->config->dim, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, &gate, 1, &x));
     QSF_TRY(qsf_block_sub_norm(o, s->gate, width, NULL, &x));
     return qsf_block_add_product(o, &end, &x);
@@ -210,7 +210,7 @@ static void scale_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 static qsf_status end_layer(qsf_ops *o, const qsf_layer *l)
 {
     const float *scale;
-    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_SCALE], 0, &scale));
+    QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_LAYER_SCALE], 0, &scale));
     if (scale == NULL)
         return QSF_OK;
     scale_job job = {o, *scale};
@@ -349,7 +349,7 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
         QSF_TRY(
             qsf_relative_final(o, f->ends->final_query, c->layers[c->n_layers - 1].pass_idx + 1));
     if (is_normed)
-        in = qsf_ops_prepare(o, s->normed, c->dim, &(qsf_norm_weights){0}, s->normed);
+        in = qsf_ops_prepare(o, s->normed, c->dim, NULL, NULL);
     else
         QSF_TRY(qsf_block_norm(o, c->block_layers != 0 ? s->y : s->x, f->ends->final_norm,
                                f->ends->final_norm_bias, &in));
@@ -510,8 +510,7 @@ static qsf_status run_lent(qsf_forward *f, const qsf_chunk *chunk)
     o->n_tokens = 1;
     place_rows(o, chunk);
     QSF_TRY(begin_unit(o, f->ends->join->unit_idx));
-    const qsf_acts in =
-        qsf_ops_prepare(o, s->up, 2 * o->config->target_dim, &(qsf_norm_weights){0}, s->up);
+    const qsf_acts in = qsf_ops_prepare(o, s->up, 2 * o->config->target_dim, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, &join, 1, &in));
     QSF_TRY(end_unit(o, QSF_PHASE_OTHER));
     QSF_TRY(run_layers(f, chunk, 0, o->config->n_layers));
@@ -581,11 +580,9 @@ static qsf_status fill_row(const qsf_mtp *m, const input_norms *norms, size_t ro
 static qsf_status join(const qsf_mtp *m, float *out)
 {
     qsf_ops *const o = m->ops;
-    const qsf_norm_weights none = {0};
     const qsf_linear product =
         qsf_linear_of(layer_of(m)->tensors[QSF_LAYER_MTP_JOIN], out, o->scratch->dim_stride);
-    const qsf_acts in =
-        qsf_ops_prepare(o, o->scratch->gate, 2 * o->config->dim, &none, o->scratch->gate);
+    const qsf_acts in = qsf_ops_prepare(o, o->scratch->gate, 2 * o->config->dim, NULL, NULL);
     return qsf_linear_run(o, &product, 1, &in);
 }
 
@@ -640,7 +637,7 @@ qsf_status qsf_mtp_begin(const qsf_mtp *m, uint32_t token, const float *hidden)
 
 void qsf_embedding_layout(qsf_embedding *e, qsf_arena *a, const qsf_config *c, uint32_t n_rows)
 {
-    *e = (qsf_embedding){.n_rows = n_rows < c->n_vocab ? n_rows : c->n_vocab,
+    *e = (qsf_embedding){.n_rows = QSF_MIN(n_rows, c->n_vocab),
                          .dim_stride = qsf_round_up(c->dim, QSF_BLOCK)};
     if (e->n_rows == 0)
         return;

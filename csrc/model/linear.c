@@ -78,7 +78,7 @@ static void multiply(const range *s, const part *p, const qsf_acts *x, size_t be
     const float *const low_products = products + (is_together ? n_tokens * QSF_LOW_COLS : 0);
     size_t n;
     for (size_t i = begin; i < end; i += n, y += n * QSF_TILE_ROWS) {
-        n = end - i < QSF_LOW_COLS / QSF_TILE_ROWS ? end - i : QSF_LOW_COLS / QSF_TILE_ROWS;
+        n = QSF_MIN(end - i, QSF_LOW_COLS / QSF_TILE_ROWS);
         p->matmul(tiles, n, is_together ? &both : &low, products, QSF_LOW_COLS);
         if (!is_together)
             p->matmul(tiles, n, x, y, y_stride);
@@ -102,7 +102,7 @@ static void multiply_heads(const range *s, const part *p, size_t begin, size_t e
     for (size_t i = begin; i < end;) {
         const size_t head = i / head_tile_rows;
         const size_t head_end = (head + 1) * head_tile_rows;
-        const size_t to = end < head_end ? end : head_end;
+        const size_t to = QSF_MIN(end, head_end);
         const qsf_acts x = qsf_acts_rows(p->x, head * p->x->n_tokens, p->x->n_tokens);
         multiply(s, p, &x, i, to, l->y + i * QSF_TILE_ROWS, l->y_stride, worker_idx);
         i = to;
@@ -135,8 +135,7 @@ static void add_outliers(range *s, const part *p, size_t begin, size_t end)
         if (!qsf_outliers_find(&l->outliers, i, &entries, &n_entries))
             atomic_store_explicit(&s->is_malformed, true, memory_order_relaxed);
         else if (n_entries > 0)
-            s->ops->kernels->add_outliers(entries, n_entries,
-                                          rows_left < QSF_TILE_ROWS ? rows_left : QSF_TILE_ROWS,
+            s->ops->kernels->add_outliers(entries, n_entries, QSF_MIN(rows_left, QSF_TILE_ROWS),
                                           p->x, l->y + row, l->y_stride);
     }
 }
@@ -147,7 +146,7 @@ static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, siz
     const qsf_linear *const l = p->linear;
     const qsf_acts *const x = p->x;
     const size_t n_whole = l->w->n_rows / QSF_TILE_ROWS;
-    const size_t whole_end = end < n_whole ? end : n_whole;
+    const size_t whole_end = QSF_MIN(end, n_whole);
     if (s->head_rows != 0)
         multiply_heads(s, p, begin, whole_end, worker_idx);
     else if (begin < whole_end)
@@ -181,8 +180,8 @@ static void run_items(void *arg, size_t begin, size_t end, size_t worker_idx)
     for (size_t i = 0; i < s->n_parts; i++) {
         const part *const p = &s->parts[i];
         const size_t part_end = p->first_item + p->n_items;
-        const size_t from = begin > p->first_item ? begin : p->first_item;
-        const size_t to = end < part_end ? end : part_end;
+        const size_t from = QSF_MAX(begin, p->first_item);
+        const size_t to = QSF_MIN(end, part_end);
         if (from < to)
             run_tile_rows(s, p, item_tile_row(p, from - p->first_item),
                           item_tile_row(p, to - p->first_item), worker_idx);
@@ -261,7 +260,7 @@ static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, si
         const size_t n_left = tile_row_count(l) - *tile_row;
         if (n_fitting == 0)
             return;
-        const size_t n = n_left < n_fitting ? n_left : n_fitting;
+        const size_t n = QSF_MIN(n_left, n_fitting);
         add_part(s, l, x, *tile_row, *tile_row + n);
         *tile_row += n;
         if (n < n_left)

@@ -86,7 +86,7 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     for (size_t done = 0; done < n_bytes;) {
         const uint64_t off = t->data_off + done;
         const size_t cap_bytes = qsf_stream_range_bytes(o->stream, t->unit_idx, off);
-        const size_t n = n_bytes - done < cap_bytes ? n_bytes - done : cap_bytes;
+        const size_t n = QSF_MIN(n_bytes - done, cap_bytes);
         const unsigned char *bytes;
         QSF_TRY(qsf_stream_acquire(o->stream, off, n, &bytes));
         memcpy(to + done, bytes, n);
@@ -97,12 +97,13 @@ qsf_status qsf_ops_load_outliers(qsf_ops *o, const qsf_tensor *t, size_t *n_used
     return QSF_OK;
 }
 
-/* Describes q_low of a row, as the kernels describe q. */
-static void describe_low(const qsf_act_row *row, size_t n_blocks, const qsf_act_row *low)
+/* Describes q_low of a row, as the kernels describe q: n_between blocks behind q's description. */
+static void describe_low(const qsf_act_row *row, size_t n_blocks, size_t n_between)
 {
     for (size_t b = 0; b < n_blocks; b++) {
-        const int8_t *const q = low->q + b * QSF_BLOCK;
-        qsf_act_parts *const parts = &low->parts[b];
+        const size_t low = n_between + b;
+        const int8_t *const q = row->q_low + b * QSF_BLOCK;
+        qsf_act_parts *const parts = &row->parts[low];
         for (size_t i = 0; i < 2; i++)
             parts->scale[i] = row->parts[b].scale[i] * 0x1p-8F;
         for (size_t i = 0; i < 4; i++) {
@@ -111,36 +112,20 @@ static void describe_low(const qsf_act_row *row, size_t n_blocks, const qsf_act_
                 sum = (int16_t)(sum + q[i * (QSF_BLOCK / 4) + c]);
             parts->quarter[i] = sum;
         }
-        low->scale[b] = row->scale[b] * 0x1p-8F;
-        low->sum[b] = row->fine_sum[b] - 256 * row->sum[b];
-        low->scaled_sum[b] = low->scale[b] * (float)low->sum[b];
+        row->scale[low] = row->scale[b] * 0x1p-8F;
+        row->sum[low] = row->fine_sum[b] - 256 * row->sum[b];
+        row->scaled_sum[low] = row->scale[low] * (float)row->sum[low];
     }
 }
 
 static void quantise_row(const qsf_ops *o, const float *x, size_t t, size_t stride)
 {
-    const qsf_scratch *const s = o->scratch;
     const size_t n_blocks = stride / QSF_BLOCK;
-    const size_t t_low = o->n_tokens + t;
-    const qsf_act_row out = {
-        .q = s->act_q + t * stride,
-        .q_low = s->act_q + t_low * stride,
-        .scale = s->act_scale + t * n_blocks,
-        .sum = s->act_sum + t * n_blocks,
-        .parts = s->act_parts + t * n_blocks,
-        .scaled_sum = s->act_scaled_sum + t * n_blocks,
-        .fine_sum = s->act_fine_sum + t * n_blocks,
-    };
+    qsf_act_row out = qsf_act_row_at(&o->scratch->acts, t * stride);
+    out.q_low = out.q + o->n_tokens * stride;
     o->kernels->quantise(x, n_blocks, o->config->has_only_parts, &out);
     if (o->config->has_fine_acts)
-        describe_low(&out, n_blocks,
-                     &(qsf_act_row){
-                         .q = out.q_low,
-                         .scale = s->act_scale + t_low * n_blocks,
-                         .sum = s->act_sum + t_low * n_blocks,
-                         .parts = s->act_parts + t_low * n_blocks,
-                         .scaled_sum = s->act_scaled_sum + t_low * n_blocks,
-                     });
+        describe_low(&out, n_blocks, o->n_tokens * n_blocks);
 }
 
 #define DOT_LANES 16
@@ -197,7 +182,7 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const rows_job *const job = arg;
     const qsf_ops *const o = job->ops;
-    if (job->norm->weight != NULL)
+    if (job->norm != NULL)
         norm_rows(arg, begin, end, worker_idx);
     for (size_t t = begin; t < end; t++) {
         float *const row = job->out + t * job->stride;
@@ -211,28 +196,19 @@ static void prepare_rows(void *arg, size_t begin, size_t end, size_t worker_idx)
 /* The rows written by quantise_row; f32: as in qsf_acts, or NULL */
 static qsf_acts acts_of(const qsf_ops *o, const float *f32, size_t stride)
 {
-    const qsf_scratch *const s = o->scratch;
-    return (qsf_acts){
-        .n_tokens = o->n_tokens,
-        .n_blocks = stride / QSF_BLOCK,
-        .f32 = f32,
-        .q = s->act_q,
-        .q_low = s->act_q + o->n_tokens * stride,
-        .scale = s->act_scale,
-        .sum = s->act_sum,
-        .parts = s->act_parts,
-        .scaled_sum = s->act_scaled_sum,
-        .fine_sum = s->act_fine_sum,
-    };
+    qsf_act_row rows = o->scratch->acts;
+    rows.q_low = rows.q + o->n_tokens * stride;
+    return qsf_acts_of(&rows, o->n_tokens, stride / QSF_BLOCK, f32);
 }
 
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
                          float *normed)
 {
     const size_t stride = qsf_stride(dim);
-    float *const rows = norm->weight != NULL ? normed : x;
-    rows_job job = {o, norm, x, rows, dim, stride};
-    if (norm->weight != NULL || !o->exact || stride != dim)
+    const bool has_norm = norm != NULL && norm->weight != NULL;
+    float *const rows = has_norm ? normed : x;
+    rows_job job = {o, has_norm ? norm : NULL, x, rows, dim, stride};
+    if (has_norm || !o->exact || stride != dim)
         qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(stride), prepare_rows, &job);
     return acts_of(o, rows, stride);
 }
@@ -281,7 +257,7 @@ static void silu_capped(const qsf_ops *o, float *gate, float *up, size_t n)
     const qsf_layer_kind *const kind = o->kind;
     float capped[QSF_BLOCK];
     for (size_t i = 0; i < n; i += QSF_BLOCK) {
-        const size_t m = n - i < QSF_BLOCK ? n - i : QSF_BLOCK;
+        const size_t m = QSF_MIN(n - i, QSF_BLOCK);
         memcpy(capped, gate + i, m * sizeof *capped);
         k->cap(capped, 1.0F / kind->gate_cap, kind->gate_cap, m);
         k->cap(up + i, 1.0F / kind->up_cap, kind->up_cap, m);

@@ -68,13 +68,7 @@ typedef struct qsf_attend_scratch {
     /* Larger chunks are not split over spans. */
     uint32_t split_tokens;
     float *q;                    /* [threads, 64, head_stride] query rows of the row group */
-    int8_t *act_q;               /* [threads, 64, head_stride] their integers, as in qsf_acts */
-    int8_t *act_q_low;           /* [threads, 64, head_stride] */
-    float *act_scale;            /* [threads, 64, head_stride / 64] */
-    int32_t *act_sum;            /* [threads, 64, head_stride / 64] */
-    qsf_act_parts *act_parts;    /* [threads, 64, head_stride / 64] */
-    float *act_scaled_sum;       /* [threads, 64, head_stride / 64] */
-    int32_t *act_fine_sum;       /* [threads, 64, head_stride / 64] */
+    qsf_act_row acts;            /* [threads, 64] their integers, of head_stride columns */
     float *scores;               /* [threads, 64, 256] */
     float *span_values;          /* [threads, 64, head_stride] result of one span */
     float *values;               /* [threads, 64, head_stride] sums over the spans so far */
@@ -150,15 +144,10 @@ typedef struct qsf_scratch {
     float *sinks;       /* [chunk, heads, padded] sinks of each token */
     unsigned char *outliers; /* [config's outliers_bytes] those in use at the same time */
     qsf_routed_scratch routed;
-    /* Matmul input as integers. q_low follows q of all rows; with 16-bit activations the
-     * description of q_low (qsf_acts_low) follows that of q. */
-    int8_t *act_q;    /* [2 wide, widest input] */
-    float *act_scale; /* [wide or 2 wide, widest input / 64] */
-    int32_t *act_sum; /* the same, and the next two */
-    qsf_act_parts *act_parts;
-    float *act_scaled_sum;
-    int32_t *act_fine_sum; /* [wide, widest input / 64] */
-    float *low_products;   /* [threads, low_rows, QSF_LOW_COLS], with 16-bit activations */
+    /* [wide] rows of matmul input as integers, of the widest input. q_low follows q of the rows in
+     * use; with 16-bit activations the description of q_low (qsf_acts_low) follows that of q. */
+    qsf_act_row acts;
+    float *low_products; /* [threads, low_rows, QSF_LOW_COLS], with 16-bit activations */
     size_t low_rows;
 } qsf_scratch;
 
@@ -246,9 +235,10 @@ void qsf_ops_norm_row(const qsf_ops *o, const float *x, const qsf_norm_weights *
 /* out [n_tokens, dim_stride] = norm(x [n_tokens, dim_stride]); out may be x. */
 void qsf_ops_norm(qsf_ops *o, const float *x, const qsf_norm_weights *norm, float *out);
 
-/* Describes the rows of x [n_tokens, dim] as matmul input: normalised if the norm has a weight, and
- * quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the padding becomes
- * zero. Normalised rows go to `normed`, which may be x. Valid until the next prepare or gather. */
+/* Describes the rows of x [n_tokens, dim] as matmul input: normalised if there is a norm that has a
+ * weight, and quantised unless exact, row by row in one pass. Rows lie at dim padded to 64; the
+ * padding becomes zero. Normalised rows go to `normed`, which may be x. Valid until the next
+ * prepare or gather. */
 qsf_acts qsf_ops_prepare(qsf_ops *o, float *x, uint32_t dim, const qsf_norm_weights *norm,
                          float *normed);
 
@@ -273,6 +263,23 @@ void qsf_ops_add_normed(qsf_ops *o, const qsf_norm_weights *norm);
 /* Returns q_low of x as 8-bit activations of their own, with 16-bit activations. x is that of
  * qsf_ops_prepare or qsf_ops_gather, or rows of it. */
 qsf_acts qsf_acts_low(const qsf_acts *x);
+
+/* Returns the destination that is n values, a multiple of 64, behind that of a. */
+static inline qsf_act_row qsf_act_row_at(const qsf_act_row *a, size_t n)
+{
+    const size_t block = n / QSF_BLOCK;
+    return (qsf_act_row){a->q + n,           a->q_low + n,     a->scale + block,
+                         a->sum + block,     a->parts + block, a->scaled_sum + block,
+                         a->fine_sum + block};
+}
+
+/* Returns n_tokens rows of n_blocks blocks as matmul input; f32: as in qsf_acts, or NULL. */
+static inline qsf_acts qsf_acts_of(const qsf_act_row *a, size_t n_tokens, size_t n_blocks,
+                                   const float *f32)
+{
+    return (qsf_acts){n_tokens, n_blocks, f32,      a->q,          a->q_low,
+                      a->scale, a->sum,   a->parts, a->scaled_sum, a->fine_sum};
+}
 
 /* Returns rows [first, first + n) of x. */
 qsf_acts qsf_acts_rows(const qsf_acts *x, size_t first, size_t n);

@@ -23,7 +23,7 @@ static void softmax(const qsf_kernels *k, float *x, uint32_t n)
     float max = x[0];
     float total = 0.0F;
     for (uint32_t i = 1; i < n; i++)
-        max = x[i] > max ? x[i] : max;
+        max = QSF_MAX(x[i], max);
     k->weigh(x, n, max, 1.0F, 0.0F, e, sums);
     for (uint32_t i = 0; i * QSF_STRIP < n; i++)
         total += sums[i];
@@ -195,7 +195,8 @@ qsf_status qsf_routed_choose(qsf_ops *o, const qsf_layer *l, uint32_t layer_idx,
     const qsf_scratch *const s = o->scratch;
     const uint32_t n_experts = o->kind->n_experts;
     choose_job job = {.ops = o};
-    qsf_linear router = qsf_linear_of(l->tensors[QSF_LAYER_ROUTER], s->routed.scores, n_experts);
+    qsf_linear router =
+        qsf_linear_of(l->tensors[QSF_LAYER_EXPERT_ROUTER], s->routed.scores, n_experts);
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_ROUTER_BIAS], s->routed.biases[0],
                                 &router.bias));
     QSF_TRY(qsf_ops_load_vector(o, l->tensors[QSF_LAYER_SELECTION_BIAS], s->routed.biases[1],
@@ -231,7 +232,7 @@ static qsf_status score_next(qsf_ops *o, const qsf_layer *next, const float **se
     const qsf_scratch *const s = o->scratch;
     qsf_norm_weights norm;
     const uint32_t n = next->kind->n_experts;
-    qsf_linear router = qsf_linear_of(next->tensors[QSF_LAYER_ROUTER], s->routed.scores, n);
+    qsf_linear router = qsf_linear_of(next->tensors[QSF_LAYER_EXPERT_ROUTER], s->routed.scores, n);
     const bool is_apart = next->tensors[QSF_LAYER_ROUTER_NORM] != NULL;
     const qsf_tensor *const weight =
         next->tensors[is_apart ? QSF_LAYER_ROUTER_NORM : QSF_LAYER_FFN_NORM];
@@ -283,7 +284,7 @@ static bool can_guess(const qsf_ops *o, const qsf_layer *next)
 static qsf_status guess_next(qsf_ops *o, uint32_t layer_idx)
 {
     if (layer_idx + 1 >= o->config->n_trunk_layers ||
-        o->config->layers[layer_idx + 1].tensors[QSF_LAYER_ROUTER] == NULL)
+        o->config->layers[layer_idx + 1].tensors[QSF_LAYER_EXPERT_ROUTER] == NULL)
         return QSF_OK;
     const qsf_layer *const next = &o->config->layers[layer_idx + 1];
     uint32_t *const likely = o->scratch->routed.likely;
@@ -340,16 +341,17 @@ static bool is_copied(const qsf_tensor *t)
 /* Biases that are not f32 are converted into the space for one expert's biases. */
 static bool is_last(const member *m)
 {
-    return is_copied(m->tensors[QSF_LAYER_GATE_BIAS]) || is_copied(m->tensors[QSF_LAYER_UP_BIAS]) ||
-           is_copied(m->tensors[QSF_LAYER_DOWN_BIAS]);
+    return is_copied(m->tensors[QSF_LAYER_FFN_GATE_BIAS]) ||
+           is_copied(m->tensors[QSF_LAYER_FFN_UP_BIAS]) ||
+           is_copied(m->tensors[QSF_LAYER_FFN_DOWN_BIAS]);
 }
 
 static qsf_status load_biases(qsf_ops *o, member *m)
 {
     float *const *const space = o->scratch->vectors;
     o->apart = m->unit;
-    static const qsf_layer_tensor biases[] = {QSF_LAYER_GATE_BIAS, QSF_LAYER_UP_BIAS,
-                                              QSF_LAYER_DOWN_BIAS};
+    static const qsf_layer_tensor biases[] = {QSF_LAYER_FFN_GATE_BIAS, QSF_LAYER_FFN_UP_BIAS,
+                                              QSF_LAYER_FFN_DOWN_BIAS};
     qsf_status status = QSF_OK;
     for (size_t i = 0; status == QSF_OK && i < 3; i++)
         status = qsf_ops_load_vector(o, m->tensors[biases[i]], space[i + 1], &m->biases[i]);
@@ -367,7 +369,7 @@ static qsf_status add_member(wave *w, uint32_t i)
     const uint32_t left_rows = QSF_EXPERT_ROWS - w->n_rows;
     member *const m = &w->members[w->n++];
     *m = (member){.wave = w, .i = i, .first_row = w->n_rows};
-    m->n = s->uses[i] < left_rows ? s->uses[i] : left_rows;
+    m->n = QSF_MIN(s->uses[i], left_rows);
     m->first_choice = s->first[expert + 1] - s->uses[i];
     s->uses[i] -= m->n;
     w->n_rows += m->n;
@@ -437,8 +439,8 @@ static void run_gate_up(wave *w, const qsf_acts *x)
         const qsf_acts rows = x->n_tokens == w->n_rows ? qsf_acts_rows(x, m->first_row, m->n) : *x;
         float *const up = (is_gated ? s->up : s->gate) + off;
         if (is_gated)
-            products[n++] = product_of(m, QSF_LAYER_GATE, 0, s->gate + off, stride, &rows, s);
-        products[n] = product_of(m, QSF_LAYER_UP, 1, up, stride, &rows, s);
+            products[n++] = product_of(m, QSF_LAYER_FFN_GATE, 0, s->gate + off, stride, &rows, s);
+        products[n] = product_of(m, QSF_LAYER_FFN_UP, 1, up, stride, &rows, s);
         products[n].linear.epilogue = activate;
         products[n++].linear.epilogue_arg = m;
     }
@@ -455,7 +457,7 @@ static void run_down(wave *w, const qsf_acts *activated)
         float *const y =
             s->routed.outputs + (w->keeps ? m->first_choice : m->first_row) * s->dim_stride;
         const qsf_acts rows = qsf_acts_rows(activated, m->first_row, m->n);
-        products[i] = product_of(m, QSF_LAYER_DOWN, 2, y, s->dim_stride, &rows, s);
+        products[i] = product_of(m, QSF_LAYER_FFN_DOWN, 2, y, s->dim_stride, &rows, s);
     }
     qsf_linear_run_apart(w->ops, products, w->n, false);
 }
@@ -475,7 +477,7 @@ static qsf_acts gather(const wave *w)
     for (uint32_t i = 0; i < w->n; i++) {
         const member *const m = &w->members[i];
         is_read_as_f32 |=
-            is_float(m->tensors[QSF_LAYER_GATE]) || is_float(m->tensors[QSF_LAYER_UP]);
+            is_float(m->tensors[QSF_LAYER_FFN_GATE]) || is_float(m->tensors[QSF_LAYER_FFN_UP]);
         for (uint32_t j = 0; j < m->n; j++)
             tokens[m->first_row + j] = s->choices[m->first_choice + j] / o->kind->n_chosen;
     }
@@ -521,13 +523,11 @@ static void add_outputs(const qsf_ops *o, uint32_t n_tokens, uint32_t first, uin
 static void run_wave(wave *w, uint32_t n_tokens)
 {
     qsf_ops *const o = w->ops;
-    const qsf_norm_weights none = {0};
     o->n_tokens = n_tokens == 1 ? 1 : w->n_rows;
     const qsf_acts in = gather(w);
     run_gate_up(w, &in);
     o->n_tokens = w->n_rows;
-    const qsf_acts activated =
-        qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, &none, o->scratch->gate);
+    const qsf_acts activated = qsf_ops_prepare(o, o->scratch->gate, o->kind->ffn_dim, NULL, NULL);
     run_down(w, &activated);
     if (!w->keeps)
         add_outputs(o, n_tokens, w->members[0].first_choice, w->n_rows);
@@ -565,12 +565,12 @@ static qsf_status begin_sums(qsf_ops *o, const qsf_layer *l)
 {
     const qsf_scratch *const s = o->scratch;
     const size_t n_bytes = o->n_tokens * s->dim_stride * sizeof *s->y;
-    const bool has_dense = l->tensors[QSF_LAYER_UP] != NULL;
+    const bool has_dense = l->tensors[QSF_LAYER_FFN_UP] != NULL;
     const bool is_apart = l->tensors[QSF_LAYER_ROUTED_POST_NORM] != NULL;
     qsf_norm_weights norm;
     const float *bias = NULL;
     if (!has_dense)
-        QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_DOWN_BIAS], 0, &bias));
+        QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_FFN_DOWN_BIAS], 0, &bias));
     for (uint32_t t = 0; l->tensors[QSF_LAYER_SHARED_GATE] != NULL && t < o->n_tokens; t++)
         o->kernels->scale(s->y + t * s->dim_stride, s->routed.gates[t], o->config->dim);
     QSF_TRY(qsf_block_load_norm(o, l->tensors[QSF_LAYER_DENSE_POST_NORM], NULL, &norm));
@@ -594,7 +594,7 @@ static qsf_status end_sums(qsf_ops *o, const qsf_layer *l)
     if (norm.weight == NULL)
         return QSF_OK;
     qsf_ops_norm(o, s->y, &norm, s->y);
-    for (uint32_t t = 0; l->tensors[QSF_LAYER_UP] != NULL && t < o->n_tokens; t++)
+    for (uint32_t t = 0; l->tensors[QSF_LAYER_FFN_UP] != NULL && t < o->n_tokens; t++)
         o->kernels->add_scaled(s->y + t * s->dim_stride, s->input + t * s->dim_stride, 1.0F,
                                o->config->dim);
     return QSF_OK;

@@ -6,22 +6,25 @@
 #include "types/dtype.h"
 #include "kernels/kernels.h"
 
-static size_t larger(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-static size_t smaller(size_t a, size_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Returns the largest chunk for which splitting over spans pays: with fewer row groups, one per
  * KV head, than a few for each thread. */
 static uint32_t split_tokens(const qsf_config *c, uint32_t chunk_tokens, uint32_t n_threads)
 {
     const size_t n = qsf_ceil_div(4 * (size_t)n_threads, c->least_kv_heads);
     return n < chunk_tokens ? (uint32_t)n : chunk_tokens;
+}
+
+/* Integers of n_values values; n_described blocks are described. */
+static void layout_acts(qsf_act_row *s, qsf_arena *a, size_t n_values, size_t n_described)
+{
+    const size_t n_blocks = n_values / QSF_BLOCK;
+    s->q = qsf_arena_push(a, 2 * n_values, sizeof *s->q);
+    s->q_low = s->q != NULL ? s->q + n_values : NULL;
+    s->scale = qsf_arena_push(a, n_described, sizeof *s->scale);
+    s->sum = qsf_arena_push(a, n_described, sizeof *s->sum);
+    s->parts = qsf_arena_push(a, n_described, sizeof *s->parts);
+    s->scaled_sum = qsf_arena_push(a, n_described, sizeof *s->scaled_sum);
+    s->fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->fine_sum);
 }
 
 static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_config *c,
@@ -40,22 +43,15 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
         const size_t n_tokens =
             (size_t)(k->window_tokens == 0 ? n_hot : n_all) * QSF_KV_PAGE_TOKENS;
         s->n_spans =
-            (uint32_t)larger(s->n_spans, qsf_seen_most_spans(k, s->split_tokens, n_tokens));
+            (uint32_t)QSF_MAX(s->n_spans, qsf_seen_most_spans(k, s->split_tokens, n_tokens));
     }
     const size_t n_rows = (size_t)sizes->n_threads * QSF_ATTEND_ROWS;
     const size_t head_stride = qsf_stride(c->head_dim);
     const size_t n_values = n_rows * head_stride;
-    const size_t n_blocks = n_values / QSF_BLOCK;
     const size_t n_partials =
         s->n_spans > 1 ? (size_t)s->split_tokens * c->n_heads * s->n_spans : 0;
     s->q = qsf_arena_push(a, n_values, sizeof *s->q);
-    s->act_q = qsf_arena_push(a, n_values, sizeof *s->act_q);
-    s->act_q_low = qsf_arena_push(a, n_values, sizeof *s->act_q_low);
-    s->act_scale = qsf_arena_push(a, n_blocks, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_sum);
-    s->act_parts = qsf_arena_push(a, n_blocks, sizeof *s->act_parts);
-    s->act_scaled_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
+    layout_acts(&s->acts, a, n_values, n_values / QSF_BLOCK);
     s->scores = qsf_arena_push(a, n_rows * QSF_KV_SPAN_TOKENS, sizeof *s->scores);
     s->span_values = qsf_arena_push(a, n_values, sizeof *s->span_values);
     s->values = qsf_arena_push(a, n_values, sizeof *s->values);
@@ -69,7 +65,7 @@ static void layout_attention(qsf_attend_scratch *s, qsf_arena *a, const qsf_conf
 static size_t routed_rows(const qsf_config *c, size_t n)
 {
     const size_t n_rows = c->n_experts != 0 ? n * c->n_chosen : 0;
-    return n_rows < QSF_EXPERT_ROWS ? n_rows : QSF_EXPERT_ROWS;
+    return QSF_MIN(n_rows, QSF_EXPERT_ROWS);
 }
 
 static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config *c, size_t n,
@@ -94,24 +90,11 @@ static void layout_routed(qsf_routed_scratch *s, qsf_arena *a, const qsf_config 
     s->outputs = qsf_arena_push(a, n_rows * dim_stride, sizeof *s->outputs);
 }
 
-static void layout_integers(qsf_scratch *s, qsf_arena *a, const qsf_config *c, size_t n_rows,
-                            size_t n_cols)
-{
-    const size_t n_blocks = n_rows * (n_cols / QSF_BLOCK);
-    const size_t n_described = c->has_fine_acts ? 2 * n_blocks : n_blocks;
-    s->act_q = qsf_arena_push(a, 2 * n_rows * n_cols, sizeof *s->act_q);
-    s->act_scale = qsf_arena_push(a, n_described, sizeof *s->act_scale);
-    s->act_sum = qsf_arena_push(a, n_described, sizeof *s->act_sum);
-    s->act_parts = qsf_arena_push(a, n_described, sizeof *s->act_parts);
-    s->act_scaled_sum = qsf_arena_push(a, n_described, sizeof *s->act_scaled_sum);
-    s->act_fine_sum = qsf_arena_push(a, n_blocks, sizeof *s->act_fine_sum);
-}
-
 void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const qsf_kv_pool *pool,
                         const qsf_scratch_sizes *sizes)
 {
     const size_t n = sizes->chunk_tokens;
-    const size_t n_wide = larger(n, routed_rows(c, n));
+    const size_t n_wide = QSF_MAX(n, routed_rows(c, n));
     *s = (qsf_scratch){
         .chunk_tokens = sizes->chunk_tokens,
         .dim_stride = qsf_stride(c->dim),
@@ -123,7 +106,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     const size_t ffn_stride = qsf_stride(c->ffn_dim);
     const size_t gate_stride = qsf_stride(c->gate_dim);
     const size_t latent_stride = qsf_stride(c->latent_dim);
-    const size_t widest = larger(larger(s->dim_stride, q_stride), ffn_stride);
+    const size_t widest = QSF_MAX(QSF_MAX(s->dim_stride, q_stride), ffn_stride);
 
     s->x = qsf_arena_push(a, n * s->dim_stride, sizeof *s->x);
     s->normed = qsf_arena_push(a, n * s->dim_stride, sizeof *s->normed);
@@ -148,7 +131,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     for (size_t i = 0; i < sizeof s->tails / sizeof s->tails[0]; i++)
         s->tails[i] = qsf_arena_push(a, n_wide * QSF_TILE_ROWS, sizeof *s->tails[i]);
     for (size_t i = 0; i < sizeof s->vectors / sizeof s->vectors[0]; i++)
-        s->vectors[i] = qsf_arena_push(a, larger(widest, kv_stride), sizeof *s->vectors[i]);
+        s->vectors[i] = qsf_arena_push(a, QSF_MAX(widest, kv_stride), sizeof *s->vectors[i]);
     s->ones = c->ones > 0 ? qsf_arena_push(a, c->ones, sizeof *s->ones) : NULL;
     for (size_t i = 0; i < sizeof s->qk_norms / sizeof s->qk_norms[0]; i++)
         s->qk_norms[i] = qsf_arena_push(a, c->qk_norm_cols, sizeof *s->qk_norms[i]);
@@ -163,8 +146,9 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
         qsf_arena_push(a, c->n_blocks != 0 ? n * qsf_stride(c->n_heads) : 0, sizeof *s->sinks);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
-    layout_integers(s, a, c, n_wide, widest);
-    s->low_rows = c->has_fine_acts ? larger(n_wide, 2 * smaller(n_wide, QSF_LOW_TOGETHER)) : 0;
+    layout_acts(&s->acts, a, n_wide * widest,
+                (c->has_fine_acts ? 2 : 1) * n_wide * widest / QSF_BLOCK);
+    s->low_rows = c->has_fine_acts ? QSF_MAX(n_wide, 2 * QSF_MIN(n_wide, QSF_LOW_TOGETHER)) : 0;
     s->low_products =
         qsf_arena_push(a, sizes->n_threads * s->low_rows * QSF_LOW_COLS, sizeof *s->low_products);
 }

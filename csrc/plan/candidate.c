@@ -83,7 +83,7 @@ void qsf_candidate_find_experts(qsf_candidate *d)
             plan->expert_token_bytes += layer_bytes / k->n_experts * k->n_chosen * n_visits;
         plan->model_bytes = qsf_add_capped(plan->model_bytes, layer_bytes);
         plan->experts_a_token += k->n_chosen * n_visits;
-        most_chosen = k->n_chosen > most_chosen ? k->n_chosen : most_chosen;
+        most_chosen = QSF_MAX(k->n_chosen, most_chosen);
     }
     if (plan->n_experts != 0)
         plan->expert_transit_slots = most_chosen < LEAST_TRANSIT  ? LEAST_TRANSIT
@@ -112,9 +112,7 @@ static void add_units(qsf_candidate *d)
     qsf_stream_sizes sizes;
     qsf_stream_least(r, d->is_resident, &sizes);
     const bool is_streaming = sizes.ring_bytes != 0;
-    plan->ring_bytes = !is_streaming                          ? 0
-                       : d->how.ring_bytes > sizes.ring_bytes ? d->how.ring_bytes
-                                                              : sizes.ring_bytes;
+    plan->ring_bytes = !is_streaming ? 0 : QSF_MAX(d->how.ring_bytes, sizes.ring_bytes);
     plan->io_depth = is_streaming ? d->how.io_depth : 0;
     plan->stream_bytes = qsf_stream_buffer_bytes(r, &sizes, (size_t)plan->ring_bytes);
     plan->stacks_bytes = pool_stacks_bytes(d) + reader_stacks_bytes(d->in->options, plan->io_depth);
@@ -150,8 +148,7 @@ void qsf_candidate_add_up(qsf_candidate *d)
     qsf_plan *const plan = d->plan;
     const uint32_t n_contexts = d->in->options->kv_contexts;
     plan->ctx_tokens = d->how.ctx_tokens;
-    plan->kv_resident_tokens =
-        d->how.resident_tokens < d->how.ctx_tokens ? d->how.resident_tokens : d->how.ctx_tokens;
+    plan->kv_resident_tokens = QSF_MIN(d->how.resident_tokens, d->how.ctx_tokens);
     plan->chunk_tokens = d->how.chunk_tokens;
     plan->draft_rows = d->how.draft_rows;
     plan->kv_k_bits = d->how.kv_k_bits;
@@ -161,12 +158,10 @@ void qsf_candidate_add_up(qsf_candidate *d)
     plan->drafter_bytes = d->in->drafter_bytes;
     plan->max_sessions = d->in->options->max_sessions;
     plan->kv_contexts =
-        n_contexts != 0 && n_contexts < plan->max_sessions ? n_contexts : plan->max_sessions;
-    const uint64_t text_bytes =
-        (uint64_t)d->in->options->reserve_token_bytes *
-        (plan->ctx_tokens < QSF_DEFAULT_CTX_TOKENS ? plan->ctx_tokens : QSF_DEFAULT_CTX_TOKENS);
-    plan->reserve_bytes =
-        text_bytes > d->in->options->reserve_bytes ? text_bytes : d->in->options->reserve_bytes;
+        n_contexts != 0 ? QSF_MIN(n_contexts, plan->max_sessions) : plan->max_sessions;
+    const uint64_t text_bytes = (uint64_t)d->in->options->reserve_token_bytes *
+                                QSF_MIN(plan->ctx_tokens, QSF_DEFAULT_CTX_TOKENS);
+    plan->reserve_bytes = QSF_MAX(text_bytes, d->in->options->reserve_bytes);
     d->in->measure_sessions(c, plan);
     add_units(d);
     add_experts(d);

@@ -33,10 +33,10 @@ uint64_t qsf_ceiling_margin_bytes(const qsf_supply *s)
 {
     if (s->limit_bytes != 0) {
         const uint64_t share_bytes = s->limit_bytes / 100;
-        return qsf_add_capped(share_bytes > 2 * MIB ? share_bytes : 2 * MIB, s->locked_bytes);
+        return qsf_add_capped(QSF_MAX(share_bytes, 2 * MIB), s->locked_bytes);
     }
     const uint64_t share_bytes = s->available_bytes / 16;
-    return share_bytes < 256 * MIB ? share_bytes : 256 * MIB;
+    return QSF_MIN(share_bytes, 256 * MIB);
 }
 
 uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes)
@@ -44,7 +44,7 @@ uint64_t qsf_ceiling_bytes(const qsf_supply *s, uint64_t budget_bytes)
     if (!is_known(s))
         return budget_bytes;
     const uint64_t supply_bytes = supply_without(s, qsf_ceiling_margin_bytes(s));
-    return budget_bytes == 0 || budget_bytes > supply_bytes ? supply_bytes : budget_bytes;
+    return budget_bytes == 0 ? supply_bytes : QSF_MIN(budget_bytes, supply_bytes);
 }
 
 uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s)
@@ -52,7 +52,7 @@ uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s)
     if (!is_known(s))
         return LEAST_AUTO_BYTES;
     const uint64_t half_bytes = qsf_add_capped(s->process_bytes, s->available_bytes) / 2;
-    return half_bytes > LEAST_AUTO_BYTES ? half_bytes : LEAST_AUTO_BYTES;
+    return QSF_MAX(half_bytes, LEAST_AUTO_BYTES);
 }
 
 /* ---- the steps of the plan ---- */
@@ -200,7 +200,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
     how->kv_v_bits = kv_bits(opt, opt->kv_v_type, in->reader->arch.kv_value_bits);
     how->ctx_tokens = opt->ctx_tokens;
     if (how->ctx_tokens == 0)
-        how->ctx_tokens = max_tokens < QSF_DEFAULT_CTX_TOKENS ? max_tokens : QSF_DEFAULT_CTX_TOKENS;
+        how->ctx_tokens = QSF_MIN(max_tokens, QSF_DEFAULT_CTX_TOKENS);
     how->resident_tokens = opt->kv_folder != NULL && opt->kv_resident_tokens != 0
                                ? opt->kv_resident_tokens
                                : how->ctx_tokens;
@@ -463,7 +463,7 @@ static void describe_relief(const qsf_candidate *d, char *text, size_t text_byte
     qsf_options threads = *opt;
     qsf_options rough = *opt;
     const uint32_t ctx_tokens = opt->ctx_tokens > 512 ? 512 : 256;
-    shorter.ctx_tokens = opt->ctx_tokens > ctx_tokens ? ctx_tokens : opt->ctx_tokens;
+    shorter.ctx_tokens = QSF_MIN(opt->ctx_tokens, ctx_tokens);
     bits.kv_k_type = bits.kv_v_type = opt->exact != 0 ? opt->kv_k_type : QSF_KV_2BIT;
     chunk.chunk_tokens = opt->chunk_tokens != 0 ? 1 : 0;
     sessions.max_sessions = threads.n_threads = 1;

@@ -8,6 +8,7 @@
  * by a shortage, the wait doubles each time.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/checked.h"
 #include "plan/plan.h"
 
 #define SECOND_NS UINT64_C(1000000000)
@@ -21,21 +22,16 @@
 #define CALM_PERCENT 5.0               /* above this, it is not calm */
 #define MOST_LOW_BYTES (UINT64_C(1) << 30)
 
-static uint64_t least_of(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* A sixth of the available memory: when the other processes have released theirs, more than 4 low
  * are available again. */
 void qsf_pressure_init(qsf_pressure *p, const qsf_pressure_signs *signs)
 {
-    const uint64_t low_bytes = least_of(signs->available_bytes / 6, signs->total_bytes / 20);
+    const uint64_t low_bytes = QSF_MIN(signs->available_bytes / 6, signs->total_bytes / 20);
     *p = (qsf_pressure){
         .pause_ns = PAUSE_NS,
         .open_ns = signs->now_ns,
         .next_look_ns = signs->now_ns + PAUSE_NS,
-        .low_bytes = least_of(low_bytes, MOST_LOW_BYTES),
+        .low_bytes = QSF_MIN(low_bytes, MOST_LOW_BYTES),
         .calm_ns = CALM_NS,
     };
 }
@@ -50,7 +46,7 @@ static void judge_shortage(qsf_pressure *p, const qsf_pressure_signs *signs, uin
     *give = signs->available_bytes < wanted_bytes ? wanted_bytes - signs->available_bytes : 1;
     if (p->last_take_ns != 0) {
         const bool is_relapse = signs->now_ns - p->last_take_ns < RELAPSE_NS;
-        p->calm_ns = is_relapse ? least_of(2 * p->calm_ns, MOST_CALM_NS) : CALM_NS;
+        p->calm_ns = is_relapse ? QSF_MIN(2 * p->calm_ns, MOST_CALM_NS) : CALM_NS;
         p->last_take_ns = 0;
     }
     p->last_give_ns = signs->now_ns;
@@ -107,8 +103,8 @@ void qsf_pressure_record(qsf_pressure *p, const qsf_pressure_signs *signs, uint6
 
 size_t qsf_pressure_list_events(const qsf_pressure *p, qsf_memory_event *out, size_t cap_events)
 {
-    uint64_t n = least_of(p->n_events, QSF_PRESSURE_EVENTS);
-    n = least_of(n, cap_events);
+    uint64_t n = QSF_MIN(p->n_events, QSF_PRESSURE_EVENTS);
+    n = QSF_MIN(n, cap_events);
     for (uint64_t i = 0; i < n; i++)
         out[i] = p->events[(p->n_events - n + i) % QSF_PRESSURE_EVENTS];
     return (size_t)n;

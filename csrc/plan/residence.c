@@ -64,7 +64,7 @@ static uint64_t spread(const qsf_reader *r, uint64_t head_bytes, uint64_t room_b
         if (!is_resident[r->layer_units[i]])
             total_bytes = qsf_add_capped(total_bytes, qsf_reader_layer(r, i)->raw_bytes);
     uint64_t wanted_bytes = qsf_add_capped(head_bytes, room_bytes);
-    wanted_bytes = wanted_bytes < total_bytes ? wanted_bytes : total_bytes;
+    wanted_bytes = QSF_MIN(wanted_bytes, total_bytes);
     uint64_t passed_bytes = 0;
     uint64_t kept_bytes = 0;
     for (uint32_t i = 0; i < r->n_pass_layers; i++) {
@@ -109,7 +109,7 @@ uint64_t qsf_residence_longest_run_bytes(const qsf_reader *r, const bool *is_res
             continue;
         if (is_resident[unit_idx]) {
             run_bytes = qsf_add_capped(run_bytes, r->units[unit_idx].raw_bytes);
-            longest_bytes = run_bytes > longest_bytes ? run_bytes : longest_bytes;
+            longest_bytes = QSF_MAX(run_bytes, longest_bytes);
         } else {
             run_bytes = 0;
             is_streaming = true;

@@ -117,9 +117,8 @@ static qsf_status read_steps(const qsf_io *io, intptr_t handle, const qsf_io_rea
         const size_t from = done_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
         const size_t left_bytes = read->n_bytes - from;
         size_t got_bytes;
-        const int error =
-            qsf_file_read_once(handle, read->off + from, read->dst + from,
-                               left_bytes < step_bytes ? left_bytes : step_bytes, &got_bytes);
+        const int error = qsf_file_read_once(handle, read->off + from, read->dst + from,
+                                             QSF_MIN(left_bytes, step_bytes), &got_bytes);
         if (error != 0)
             return qsf_io_fail_system(io, read, error);
         if (from + got_bytes <= done_bytes)

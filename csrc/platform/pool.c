@@ -323,31 +323,6 @@ size_t qsf_pool_bytes(uint32_t n_threads)
     return sizeof(qsf_pool) + n_threads * sizeof(pool_worker); /* both are whole cache lines */
 }
 
-static void stop_workers(qsf_pool *p)
-{
-    qsf_mutex_lock(&p->lock);
-    atomic_store(&p->stopping, true);
-    qsf_condition_wake_all(&p->job_ready);
-    qsf_mutex_unlock(&p->lock);
-    for (uint32_t i = 1; i <= p->n_started; i++)
-        qsf_thread_join(&p->workers[i].thread);
-    p->n_started = 0;
-}
-
-static qsf_status init_signals(qsf_pool *p)
-{
-    QSF_TRY(qsf_mutex_init(&p->lock));
-    qsf_status status = qsf_condition_init(&p->job_ready);
-    if (status == QSF_OK) {
-        status = qsf_condition_init(&p->gate_empty);
-        if (status != QSF_OK)
-            qsf_condition_destroy(&p->job_ready);
-    }
-    if (status != QSF_OK)
-        qsf_mutex_destroy(&p->lock);
-    return status;
-}
-
 /* Chooses one processor of each core; the first is for the caller. */
 static qsf_status choose_cpus(uint32_t n_threads, uint32_t *cpus)
 {
@@ -366,42 +341,46 @@ qsf_status qsf_pool_init(void *block, uint32_t n_threads, bool pin, qsf_pool **o
                 "%u threads, allowed: 1 .. %d", n_threads, QSF_POOL_MAX_THREADS);
     assert((uintptr_t)block % CACHE_LINE == 0);
     qsf_pool *const p = block;
-    p->n_threads = n_threads;
-    p->n_started = 0;
-    p->workers[0].worker_idx = 0;
-    atomic_init(&p->gate, 0);
-    atomic_init(&p->stopping, false);
-    atomic_init(&p->n_asleep, 0);
-    p->counts = (qsf_pool_counts){0};
-    p->end_ns = 0;
     uint32_t cpus[QSF_POOL_MAX_THREADS];
     if (pin)
         QSF_TRY(choose_cpus(n_threads, cpus));
-    QSF_TRY(init_signals(p));
-    while (p->n_started < n_threads - 1) {
+    *p = (qsf_pool){.n_threads = n_threads};
+    p->workers[0].worker_idx = 0;
+    qsf_status status = qsf_mutex_init(&p->lock);
+    if (status == QSF_OK)
+        status = qsf_condition_init(&p->job_ready);
+    if (status == QSF_OK)
+        status = qsf_condition_init(&p->gate_empty);
+    while (status == QSF_OK && p->n_started < n_threads - 1) {
         pool_worker *const worker = &p->workers[p->n_started + 1];
         worker->pool = p;
         worker->worker_idx = p->n_started + 1;
-        qsf_status status = qsf_thread_start(
-            &worker->thread, QSF_POOL_STACK_BYTES + EXTRA_STACK_BYTES, run_worker, worker);
+        status = qsf_thread_start(&worker->thread, QSF_POOL_STACK_BYTES + EXTRA_STACK_BYTES,
+                                  run_worker, worker);
         if (status == QSF_OK)
             p->n_started++;
         if (status == QSF_OK && pin)
             status = qsf_thread_pin(&worker->thread, cpus[p->n_started]);
-        if (status != QSF_OK) {
-            qsf_pool_destroy(p);
-            return status;
-        }
     }
-    *out = p;
-    return QSF_OK;
+    if (status == QSF_OK)
+        *out = p;
+    else
+        qsf_pool_destroy(p);
+    return status;
 }
 
 void qsf_pool_destroy(qsf_pool *p)
 {
     if (p == NULL)
         return;
-    stop_workers(p);
+    if (p->n_started > 0) {
+        qsf_mutex_lock(&p->lock);
+        atomic_store(&p->stopping, true);
+        qsf_condition_wake_all(&p->job_ready);
+        qsf_mutex_unlock(&p->lock);
+    }
+    for (uint32_t i = 1; i <= p->n_started; i++)
+        qsf_thread_join(&p->workers[i].thread);
     qsf_condition_destroy(&p->gate_empty);
     qsf_condition_destroy(&p->job_ready);
     qsf_mutex_destroy(&p->lock);

@@ -2,22 +2,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include <stdbool.h>
+
 #include "include/qsf.h"
 
 #define QSF_LOCK_BYTES 64 /* room for a mutex or a condition variable of any system */
 
 typedef struct qsf_mutex {
     _Alignas(8) unsigned char system[QSF_LOCK_BYTES];
+    bool is_made;
 } qsf_mutex;
 
 typedef struct qsf_condition {
     _Alignas(8) unsigned char system[QSF_LOCK_BYTES];
+    bool is_made;
 } qsf_condition;
 
 typedef struct qsf_thread {
     uintptr_t system;
 } qsf_thread;
 
+/* Both `destroy` accept a zeroed one, and one whose `init` failed. */
 qsf_status qsf_mutex_init(qsf_mutex *m);
 void qsf_mutex_destroy(qsf_mutex *m);
 void qsf_mutex_lock(qsf_mutex *m);

@@ -28,8 +28,8 @@ qsf_status qsf_contents_open(const char *path, qsf_contents **out)
     *out = NULL;
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, UINT64_MAX);
-    open_file *const f = qsf_ledger_acquire(&ledger, QSF_USE_HANDLE, sizeof *f);
-    QSF_FAIL_IF(f == NULL, NOMEM, "no memory to open a file: %zu bytes", sizeof *f);
+    open_file *f;
+    QSF_TRY(qsf_ledger_take(&ledger, QSF_USE_HANDLE, sizeof *f, "an open file", &f));
     f->ledger = ledger;
     qsf_reader *const r = &f->reader;
     const qsf_status status = qsf_reader_open(r, &f->ledger, path, -1);
@@ -117,9 +117,9 @@ qsf_status qsf_contents_verify(qsf_contents *c, uint32_t i, uint64_t *end)
     size_t n_extents = c->n_extents;
     if (f->extents == NULL)
         QSF_TRY(qsf_extents_create(&f->reader, &f->extents, &n_extents));
-    void *const buffer = qsf_ledger_acquire(&f->ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES);
-    QSF_FAIL_IF(buffer == NULL, NOMEM, "no memory for a read buffer of %zu MB",
-                QSF_VERIFY_BUFFER_BYTES >> 20);
+    void *buffer;
+    QSF_TRY(qsf_ledger_take(&f->ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES, "a read buffer",
+                            &buffer));
     const qsf_status status = qsf_reader_verify_part(&f->reader, f->extents, n_extents, i, buffer,
                                                      QSF_VERIFY_BUFFER_BYTES);
     qsf_ledger_release(&f->ledger, QSF_USE_STREAM, buffer, QSF_VERIFY_BUFFER_BYTES);
@@ -201,9 +201,8 @@ static qsf_status walk_table(unit_walk *w, const qsf_tensor *t, const unsigned c
     const size_t at = (size_t)(w->raw_off - t->data_off);
     const size_t data_bytes = (size_t)t->data_bytes;
     if (w->table == NULL)
-        w->table = qsf_ledger_acquire(w->reader->ledger, QSF_USE_TABLES, data_bytes);
-    QSF_FAIL_IF(w->table == NULL, NOMEM, "no memory to verify unit %u: its outliers need %zu MB",
-                w->unit_idx, data_bytes >> 20);
+        QSF_TRY(qsf_ledger_take(w->reader->ledger, QSF_USE_TABLES, data_bytes,
+                                "the outliers of a matrix", &w->table));
     memcpy(w->table + at, p, n_bytes);
     if (at + n_bytes < data_bytes)
         return QSF_OK;
@@ -318,9 +317,8 @@ static qsf_status verify_compressed(qsf_reader *r, uint32_t unit_idx)
 {
     const size_t all_bytes = 2 * (size_t)QSF_COMPRESSED_BLOCK_BYTES +
                              qsf_codec_workspace_bytes(r->units[unit_idx].compression);
-    unsigned char *const buffers = qsf_ledger_acquire(r->ledger, QSF_USE_STREAM, all_bytes);
-    QSF_FAIL_IF(buffers == NULL, NOMEM, "no memory to verify unit %u: decoding it needs %zu MB",
-                unit_idx, all_bytes >> 20);
+    unsigned char *buffers;
+    QSF_TRY(qsf_ledger_take(r->ledger, QSF_USE_STREAM, all_bytes, "decoding", &buffers));
     const qsf_status status = verify_unit(r, unit_idx, buffers, QSF_COMPRESSED_BLOCK_BYTES);
     qsf_ledger_release(r->ledger, QSF_USE_STREAM, buffers, all_bytes);
     return status;
@@ -402,11 +400,11 @@ qsf_status qsf_file_verify(const char *path)
     qsf_ledger_init(&ledger, UINT64_MAX);
     qsf_reader reader;
     QSF_TRY(qsf_reader_open(&reader, &ledger, path, -1));
-    void *const buffer = qsf_ledger_acquire(&ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES);
-    const qsf_status status = buffer != NULL
-                                  ? qsf_reader_verify(&reader, buffer, QSF_VERIFY_BUFFER_BYTES)
-                                  : QSF_FAIL(NOMEM, "no memory for a read buffer of %zu MB",
-                                             QSF_VERIFY_BUFFER_BYTES >> 20);
+    void *buffer;
+    qsf_status status =
+        qsf_ledger_take(&ledger, QSF_USE_STREAM, QSF_VERIFY_BUFFER_BYTES, "a read buffer", &buffer);
+    if (status == QSF_OK)
+        status = qsf_reader_verify(&reader, buffer, QSF_VERIFY_BUFFER_BYTES);
     qsf_ledger_release(&ledger, QSF_USE_STREAM, buffer, QSF_VERIFY_BUFFER_BYTES);
     qsf_reader_close(&reader);
     return status;

@@ -217,7 +217,7 @@ size_t qsf_experts_slot_bytes(const qsf_reader *r)
     for (uint32_t i = 0; i < r->n_pass_layers; i++)
         for (uint32_t j = 0; j < qsf_experts_of_layer(r, i); j++) {
             const uint64_t n_bytes = r->units[qsf_reader_layer(r, i)->first_expert + j].raw_bytes;
-            most_bytes = n_bytes > most_bytes ? n_bytes : most_bytes;
+            most_bytes = QSF_MAX(n_bytes, most_bytes);
         }
     return qsf_round_up((size_t)most_bytes, QSF_IO_ALIGN);
 }
@@ -232,11 +232,7 @@ size_t qsf_experts_table_bytes(const qsf_reader *r, uint32_t n_places)
 
 static qsf_status acquire(qsf_experts *e, size_t n, size_t item_bytes, void *out)
 {
-    void *const p = qsf_ledger_acquire(e->ledger, QSF_USE_TABLES, n * item_bytes);
-    memcpy(out, &p, sizeof p);
-    QSF_FAIL_IF(p == NULL, NOMEM, "no memory for the tables of experts: %zu KB",
-                n * item_bytes >> 10);
-    return QSF_OK;
+    return qsf_ledger_take(e->ledger, QSF_USE_TABLES, n * item_bytes, "experts' tables", out);
 }
 
 static qsf_status acquire_all(qsf_experts *e)
@@ -258,11 +254,8 @@ static qsf_status acquire_all(qsf_experts *e)
 static qsf_status start_threads(qsf_experts *e)
 {
     QSF_TRY(qsf_mutex_init(&e->lock));
-    e->n_sync = 1;
     QSF_TRY(qsf_condition_init(&e->has_job));
-    e->n_sync = 2;
     QSF_TRY(qsf_condition_init(&e->has_data));
-    e->n_sync = 3;
     for (; e->n_threads < QSF_EXPERT_READERS; e->n_threads++)
         QSF_TRY(qsf_thread_start(&e->threads[e->n_threads], QSF_EXPERT_STACK_BYTES,
                                  qsf_experts_read, e));
@@ -317,7 +310,7 @@ qsf_status qsf_experts_init(qsf_experts *e, const qsf_reader *r, qsf_ledger *led
 
 void qsf_experts_destroy(qsf_experts *e)
 {
-    if (e->n_sync == 3) {
+    if (e->n_threads > 0) {
         qsf_mutex_lock(&e->lock);
         e->is_stopping = true;
         qsf_condition_wake_all(&e->has_job);
@@ -325,12 +318,9 @@ void qsf_experts_destroy(qsf_experts *e)
         for (uint32_t i = 0; i < e->n_threads; i++)
             qsf_thread_join(&e->threads[i]);
     }
-    if (e->n_sync > 2)
-        qsf_condition_destroy(&e->has_data);
-    if (e->n_sync > 1)
-        qsf_condition_destroy(&e->has_job);
-    if (e->n_sync > 0)
-        qsf_mutex_destroy(&e->lock);
+    qsf_condition_destroy(&e->has_data);
+    qsf_condition_destroy(&e->has_job);
+    qsf_mutex_destroy(&e->lock);
     for (uint32_t i = 0; e->counts != NULL && i < e->n_places; i++)
         release_place(e, &e->slots[i]);
     if (e->ledger != NULL) {
@@ -653,7 +643,7 @@ void qsf_experts_end(qsf_experts *e)
 
 void qsf_experts_end_pass(qsf_experts *e)
 {
-    if (e->n_sync == 0) /* no experts */
+    if (e->n_threads == 0) /* no experts */
         return;
     qsf_experts_end(e);
     qsf_mutex_lock(&e->lock);
@@ -665,7 +655,7 @@ void qsf_experts_end_pass(qsf_experts *e)
 
 void qsf_experts_report(qsf_experts *e, qsf_stats *out)
 {
-    if (e->n_sync == 0) /* no experts */
+    if (e->n_threads == 0) /* no experts */
         return;
     qsf_mutex_lock(&e->lock);
     const qsf_expert_counts totals = e->totals;

@@ -117,7 +117,6 @@ typedef struct qsf_experts {
     qsf_expert_counts totals;
     qsf_thread threads[QSF_EXPERT_READERS];
     uint32_t n_threads;
-    uint32_t n_sync; /* number of initialised ones among lock, has_job and has_data */
 } qsf_experts;
 
 /* Bytes of a slot, in which each expert of the layers fits; 0: the model has none. */

@@ -260,10 +260,12 @@ static void *run_reader(void *arg)
 
 static void stop_readers(qsf_ring *ring)
 {
-    qsf_mutex_lock(&ring->lock);
-    ring->is_stopping = true;
-    qsf_condition_wake_all(&ring->has_room);
-    qsf_mutex_unlock(&ring->lock);
+    if (ring->n_threads > 0) {
+        qsf_mutex_lock(&ring->lock);
+        ring->is_stopping = true;
+        qsf_condition_wake_all(&ring->has_room);
+        qsf_mutex_unlock(&ring->lock);
+    }
     for (uint32_t i = 0; i < ring->n_threads; i++)
         qsf_thread_join(&ring->threads[i]);
     qsf_condition_destroy(&ring->has_data);
@@ -271,30 +273,16 @@ static void stop_readers(qsf_ring *ring)
     qsf_mutex_destroy(&ring->lock);
 }
 
-/* Starts n_threads reader threads; on failure none is running. */
+/* Starts n_threads reader threads; on failure some may be running. */
 static qsf_status start_readers(qsf_ring *ring, uint32_t n_threads)
 {
     QSF_TRY(qsf_mutex_init(&ring->lock));
-    qsf_status status = qsf_condition_init(&ring->has_room);
-    if (status != QSF_OK) {
-        qsf_mutex_destroy(&ring->lock);
-        return status;
-    }
-    status = qsf_condition_init(&ring->has_data);
-    if (status != QSF_OK) {
-        qsf_condition_destroy(&ring->has_room);
-        qsf_mutex_destroy(&ring->lock);
-        return status;
-    }
-    while (status == QSF_OK && ring->n_threads < n_threads) {
-        status = qsf_thread_start(&ring->threads[ring->n_threads], QSF_RING_STACK_BYTES, run_reader,
-                                  ring);
-        if (status == QSF_OK)
-            ring->n_threads++;
-    }
-    if (status != QSF_OK)
-        stop_readers(ring);
-    return status;
+    QSF_TRY(qsf_condition_init(&ring->has_room));
+    QSF_TRY(qsf_condition_init(&ring->has_data));
+    for (; ring->n_threads < n_threads; ring->n_threads++)
+        QSF_TRY(qsf_thread_start(&ring->threads[ring->n_threads], QSF_RING_STACK_BYTES, run_reader,
+                                 ring));
+    return QSF_OK;
 }
 
 #define NONE UINT32_MAX
@@ -363,10 +351,8 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
     assert(ring_bytes % QSF_IO_ALIGN == 0 && ring_bytes >= qsf_ring_least_bytes(range_bytes));
     *out = NULL;
     const size_t block_bytes = qsf_ring_bytes(ring_bytes, range_bytes, r);
-    void *const block = qsf_ledger_acquire(ledger, QSF_USE_STREAM, block_bytes);
-    QSF_FAIL_IF(block == NULL, NOMEM,
-                "no memory for a ring of %zu MB: %" PRIu64 " of %" PRIu64 " MB are in use",
-                block_bytes >> 20, ledger->held_bytes >> 20, ledger->ceiling_bytes >> 20);
+    void *block;
+    QSF_TRY(qsf_ledger_take(ledger, QSF_USE_STREAM, block_bytes, "a ring", &block));
     qsf_arena arena;
     layout l;
     qsf_arena_init(&arena, block, block_bytes);
@@ -392,12 +378,11 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .unit_idx = NONE,
     };
     const qsf_status status = start_readers(ring, qsf_io_queue_count(setup));
-    if (status != QSF_OK) {
-        qsf_ledger_release(ledger, QSF_USE_STREAM, block, block_bytes);
-        return status;
-    }
-    *out = ring;
-    return QSF_OK;
+    if (status == QSF_OK)
+        *out = ring;
+    else
+        qsf_ring_destroy(ring);
+    return status;
 }
 
 void qsf_ring_destroy(qsf_ring *ring)
@@ -520,8 +505,8 @@ size_t qsf_ring_range_bytes(qsf_ring *ring, uint64_t off)
         most_bytes = MAX_RANGE_BYTES;
     const size_t n_bytes = adjacent_bytes(ring, off, most_bytes);
     qsf_mutex_unlock(&ring->lock);
-    most_bytes = n_bytes < most_bytes ? n_bytes : most_bytes;
-    return most_bytes > ring->range_bytes ? most_bytes : ring->range_bytes;
+    most_bytes = QSF_MIN(n_bytes, most_bytes);
+    return QSF_MAX(most_bytes, ring->range_bytes);
 }
 
 /* Waits until piece piece_no is ready. */

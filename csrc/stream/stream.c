@@ -145,18 +145,9 @@ size_t qsf_stream_table_bytes(const qsf_reader *r)
 
 /* ---- memory ---- */
 
-static qsf_status acquire(qsf_stream *s, qsf_use use, size_t n_bytes, void *out)
+static qsf_status acquire(qsf_stream *s, qsf_use use, uint64_t n_bytes, void *out)
 {
-    void **const to = out;
-    *to = NULL;
-    if (n_bytes == 0)
-        return QSF_OK;
-    *to = qsf_ledger_acquire(s->ledger, use, n_bytes);
-    QSF_FAIL_IF(*to == NULL, NOMEM,
-                "no memory for %zu MB of %s: %" PRIu64 " of %" PRIu64 " MB are in use",
-                n_bytes >> 20, qsf_use_name(use), s->ledger->held_bytes >> 20,
-                s->ledger->ceiling_bytes >> 20);
-    return QSF_OK;
+    return qsf_ledger_take(s->ledger, use, n_bytes, qsf_use_name(use), out);
 }
 
 static void add_counts(qsf_ring_counts *sum, const qsf_ring_counts *a, const qsf_ring_counts *b)
@@ -273,12 +264,8 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
     qsf_ring_begin_pass(s->ring, true, NULL, s->stopwatch);
     for (uint32_t i = 0; i < n_units; i++) {
         const uint32_t unit_idx = s->order[i];
-        const uint64_t raw_bytes = s->reader->units[unit_idx].raw_bytes;
-        QSF_FAIL_IF(raw_bytes > SIZE_MAX, NOMEM,
-                    "unit %u of %" PRIu64 " MB exceeds the address space", unit_idx,
-                    raw_bytes >> 20);
         unsigned char *to;
-        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, (size_t)raw_bytes, &to));
+        QSF_TRY(acquire(s, QSF_USE_WEIGHTS, s->reader->units[unit_idx].raw_bytes, &to));
         s->resident[unit_idx] = to;
         QSF_TRY(copy_unit(s, unit_idx, to));
     }
@@ -298,7 +285,7 @@ static size_t load_ring_bytes(const qsf_stream *s, const qsf_stream_sizes *sizes
     if (room_bytes > load_bytes + sizes->ring_bytes)
         room_bytes = load_bytes + sizes->ring_bytes;
     const size_t ring_bytes = (size_t)room_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN;
-    return ring_bytes > sizes->ring_bytes ? ring_bytes : sizes->ring_bytes;
+    return QSF_MAX(ring_bytes, sizes->ring_bytes);
 }
 
 /* Loads the resident units and acquires the buffers for streaming. */
@@ -450,7 +437,7 @@ size_t qsf_stream_range_bytes(const qsf_stream *s, uint32_t unit_idx, uint64_t o
 static void drop_before(qsf_stream *s, uint64_t off)
 {
     const uint64_t end_off = s->source.raw_done_bytes;
-    const uint64_t keep_off = (off < end_off ? off : end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
+    const uint64_t keep_off = QSF_MIN(off, end_off) & ~(uint64_t)(QSF_DATA_ALIGN - 1);
     if (keep_off <= s->decode_off)
         return;
     memmove(s->decode_buffer, s->decode_buffer + (keep_off - s->decode_off),
@@ -648,8 +635,7 @@ qsf_status qsf_stream_resize_ring(qsf_stream *s, size_t ring_bytes)
     sizes_without(s, NONE, &sizes);
     const size_t old_bytes = s->ring_bytes;
     release_buffers(s);
-    qsf_status status =
-        take_buffers(s, &sizes, ring_bytes > sizes.ring_bytes ? ring_bytes : sizes.ring_bytes);
+    qsf_status status = take_buffers(s, &sizes, QSF_MAX(ring_bytes, sizes.ring_bytes));
     if (status != QSF_OK && take_buffers(s, &sizes, old_bytes) != QSF_OK)
         status = QSF_ERR_NOMEM;
     set_order(s);

@@ -17,15 +17,12 @@ qsf_status qsf_text_reserve(uint64_t n_bytes, qsf_text **out)
                 QSF_TEXT_MAX_BYTES);
     qsf_ledger ledger;
     qsf_ledger_init(&ledger, n_bytes + sizeof(qsf_text));
-    qsf_text *const t = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, sizeof *t);
-    QSF_FAIL_IF(t == NULL, NOMEM, "%zu bytes for a vocabulary", sizeof *t);
-    t->section = qsf_ledger_acquire(&ledger, QSF_USE_TEXT, (size_t)n_bytes);
+    qsf_text *t;
+    QSF_TRY(qsf_ledger_take(&ledger, QSF_USE_TEXT, sizeof *t, "a vocabulary", &t));
     t->n_bytes = (size_t)n_bytes;
     t->ledger = ledger;
     *out = t;
-    QSF_FAIL_IF(t->section == NULL, NOMEM, "%llu bytes for a vocabulary",
-                (unsigned long long)n_bytes);
-    return QSF_OK;
+    return qsf_ledger_take(&t->ledger, QSF_USE_TEXT, n_bytes, "a vocabulary", &t->section);
 }
 
 qsf_status qsf_text_check(qsf_text *t)

@@ -88,7 +88,7 @@ static qsf_status check_tokens(qsf_vocabulary *v, uint32_t n_text_bytes)
 
 static int compare_bytes(qsf_bytes a, qsf_bytes b)
 {
-    const int order = memcmp(a.p, b.p, a.n < b.n ? a.n : b.n);
+    const int order = memcmp(a.p, b.p, QSF_MIN(a.n, b.n));
     return order != 0 ? order : (a.n > b.n) - (a.n < b.n);
 }
 

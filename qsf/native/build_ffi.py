@@ -114,10 +114,17 @@ def facts(ffi: FFI) -> str:
     lines += ["from enum import IntEnum", "from os import PathLike", ""]
     for name, number in re.findall(r"^#define QSF_(\w+) ([(\w< )]+?) *$", text, re.MULTILINE):
         lines.append(f"{name} = {eval(re.sub(r'(?<=[0-9])U', '', number), {})}")
+    layer_rows = LAYER_TENSOR.findall(text.replace("MATRIX(", "TILES("))
+    layer_types = [
+        (f"{kind}_OUTLIERS" if layout == "OUTLIERS" else kind, number)
+        for layout, number, kind, *_ in layer_rows
+    ]
     for enum, (name, prefix) in ENUMS.items():
         body = re.search(rf"enum {enum} \{{(.*?)\}}", text, re.DOTALL)
         assert body is not None, enum
         members = re.findall(rf"{prefix}(\w+) = (\w+)", body[1])
+        if enum == "qsf_tensor_type":
+            members = sorted(members + layer_types, key=lambda member: int(member[1]))
         lines += ["", f"class {name}(IntEnum):"]
         lines += [f"    {member} = {n}" for member, n in members if not HELPERS.search(member)]
     rows = re.findall(
@@ -131,8 +138,8 @@ def facts(ffi: FFI) -> str:
     ]
     lines += ["LAYER_TENSORS = ("] + [
         f'    (TensorType.{kind}, Layout.{layout}, "{group}", "{n_rows or "ONE"}", "{n_cols}"),'
-        for layout, kind, group, n_rows, n_cols in LAYER_TENSOR.findall(
-            (CSRC / "format/config.h").read_text("ascii").replace("MATRIX(", "TILES(")
+        for (kind, _), (layout, _, _, group, n_rows, n_cols) in zip(
+            layer_types, layer_rows, strict=True
         )
     ]
     lines += [")", "", "class Dtype(IntEnum):"]
@@ -167,7 +174,7 @@ KEY = re.compile(
 )
 # A row of QSF_LAYER_TABLE; a vector has no rows of its own
 LAYER_TENSOR = re.compile(
-    r'(VECTOR|TILES|OUTLIERS)\((\w+), \w+, "\w+", IN_(\w+), \w+, (?:OF_(\w+), )?OF_(\w+)\)'
+    r'(VECTOR|TILES|OUTLIERS)\((\d+), (\w+), "\w+", IN_(\w+), \w+, (?:OF_(\w+), )?OF_(\w+)\)'
 )
 VALUE_TYPES = ("U32", "F32", "F32_ARRAY")
 FLAGS = ("rope_interleaved", "tied_head")

@@ -203,7 +203,7 @@ static void check_faults(const operation *op, qsf_fault_kind kind)
         CHECK_EQ(ahead_of(o.sessions[i]), ahead_of(before.sessions[i]));
         CHECK((ahead_of(o.sessions[i]) != 0) == (op->draft_rows > 0));
     }
-    CHECK((o.sessions[0]->n_drafted[QSF_GUESSER_MODEL] > 0) == op->has_drafter);
+    CHECK((o.sessions[0]->stats.n_drafted[QSF_GUESSER_MODEL] > 0) == op->has_drafter);
     rig_end(&o);
     rig_end(&before);
 }
@@ -320,7 +320,7 @@ static void check_failing_drafter(void)
     slow_down(&m->shared.costs);
     qsf_session_cancel(s->drafter);
     CHECK_OK(qsf_session_step(s, tokens[2]));
-    CHECK_EQ(s->n_drafted[QSF_GUESSER_MODEL], 0);
+    CHECK_EQ(s->stats.n_drafted[QSF_GUESSER_MODEL], 0);
     slow_down(&m->shared.costs);
     CHECK_OK(qsf_session_step(s, tokens[3]));
     qsf_session_cancel(s);

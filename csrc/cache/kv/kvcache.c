@@ -194,7 +194,7 @@ bool qsf_kvcache_holds(const qsf_kvcache *kv, uint32_t position)
         const qsf_layer_kind *const kind = kv->pool->layers[i].kind;
         const qsf_kv_group *const g = group_of(kv, i);
         const uint32_t seen_page = page_of(first_seen(kind, position));
-        const uint32_t first_page = seen_page > g->n_pinned ? seen_page : g->n_pinned;
+        const uint32_t first_page = QSF_MAX(seen_page, g->n_pinned);
         const bool is_ring = g != &kv->pool->groups[0] || kv->pool->n_cold_records == 0;
         if (kv->pool->layers[i].n_kv_heads != 0 && first_seen(kind, position) < position &&
             ((is_ring && first_page + (g->n_places - g->n_pinned) < end_page) ||
@@ -258,7 +258,7 @@ uint64_t qsf_kvcache_used_bytes(const qsf_kvcache *kv, uint32_t n_tokens)
     for (uint32_t i = 0; i < kv->pool->n_layers; i++) {
         const qsf_kv_layer *const l = &kv->pool->layers[i];
         const uint32_t n_places = group_of(kv, i)->n_places;
-        const uint64_t n_held = n_pages < n_places ? n_pages : n_places;
+        const uint64_t n_held = QSF_MIN(n_pages, n_places);
         n_bytes += n_held * (l->k_page_bytes + l->v_page_bytes) * l->n_kv_heads;
     }
     return n_bytes;
@@ -301,8 +301,8 @@ static qsf_seen_pages find_range(const qsf_kv_layer *l, uint32_t position)
     qsf_seen_pages s = {qsf_kv_pinned_pages(k), page_of(first), end_page_of(position)};
     if (first == position)
         s.end = s.first;
-    s.pinned = s.pinned < s.end ? s.pinned : s.end;
-    s.first = s.first > s.pinned ? s.first : s.pinned;
+    s.pinned = QSF_MIN(s.pinned, s.end);
+    s.first = QSF_MAX(s.first, s.pinned);
     return s;
 }
 
@@ -363,8 +363,8 @@ static qsf_status move_part(qsf_kvcache *kv, const qsf_image_part *p, uint64_t p
     const uint64_t end = offset + n_bytes;
     for (uint32_t i = 0; i < count_pages(&p->pages); i++) {
         const uint64_t at = part_offset + (uint64_t)i * p->page_bytes;
-        const uint64_t from = at > offset ? at : offset;
-        const uint64_t to = at + p->page_bytes < end ? at + p->page_bytes : end;
+        const uint64_t from = QSF_MAX(at, offset);
+        const uint64_t to = QSF_MIN(at + p->page_bytes, end);
         if (from < to)
             QSF_TRY(move_page(kv, p, i, (size_t)(from - at), (size_t)(to - at),
                               dst != NULL ? dst + (from - offset) : NULL,
@@ -413,15 +413,15 @@ static void share_group(qsf_kvcache *kv, const qsf_kvcache *from, uint32_t group
         const qsf_seen_pages s = find_range(&kv->pool->layers[i], position);
         if (kv->pool->layers[i].group_idx != group_idx || count_pages(&s) == 0)
             continue;
-        all.pinned = s.pinned > all.pinned ? s.pinned : all.pinned;
-        all.first = s.first < all.first ? s.first : all.first;
-        all.end = s.end > all.end ? s.end : all.end;
+        all.pinned = QSF_MAX(s.pinned, all.pinned);
+        all.first = QSF_MIN(s.first, all.first);
+        all.end = QSF_MAX(s.end, all.end);
     }
     if (all.end == 0)
         all.first = 0;
-    all.first = all.first > all.pinned ? all.first : all.pinned;
+    all.first = QSF_MAX(all.first, all.pinned);
     if (group_idx == 0 && kv->pool->n_cold_records != 0) /* all pages that may become cold */
-        all.first = from->cold.n_records < all.end ? from->cold.n_records : all.end;
+        all.first = QSF_MIN(from->cold.n_records, all.end);
     for (uint32_t i = 0; i < count_pages(&all); i++)
         qsf_kv_pool_hold(kv->pool, group_idx, from_blocks[qsf_kv_place(g, page_at(&all, i))]);
     for (uint32_t place = 0; place < g->n_places; place++) {

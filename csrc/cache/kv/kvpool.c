@@ -23,7 +23,7 @@ static uint32_t count_kept(const qsf_layer_kind *k, const qsf_kv_sizes *sizes)
 {
     const uint32_t n_window = count_pages(sizes, k->window_tokens, qsf_kv_pinned_pages(k));
     const uint32_t n_resident = count_pages(sizes, sizes->resident_tokens, 0);
-    return n_window < n_resident ? n_window : n_resident;
+    return QSF_MIN(n_window, n_resident);
 }
 
 /* Adds a group of which a session needs n_places blocks. */
@@ -146,7 +146,7 @@ size_t qsf_kv_transit_bytes(const qsf_kv_pool *pool)
     const size_t span_bytes = QSF_KV_SPAN_PAGES * pool->most_record_bytes;
     if (pool->n_cold_records == 0)
         return 0;
-    return span_bytes > QSF_KV_TRANSIT_BYTES ? span_bytes : QSF_KV_TRANSIT_BYTES;
+    return QSF_MAX(span_bytes, QSF_KV_TRANSIT_BYTES);
 }
 
 /* ---- blocks ---- */

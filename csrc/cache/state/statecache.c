@@ -16,7 +16,7 @@
 static uint32_t count_snapshots(const qsf_state_sizes *sizes, size_t slot_floats, uint32_t n_places)
 {
     uint64_t n = sizes->snapshots_bytes / (slot_floats * sizeof(float));
-    n = n < LEAST_SNAPSHOTS ? LEAST_SNAPSHOTS : n;
+    n = QSF_MAX(n, LEAST_SNAPSHOTS);
     return n < n_places ? (uint32_t)n : n_places;
 }
 
@@ -218,7 +218,7 @@ static void advance(qsf_statecache *s, uint32_t position)
 {
     while (s->position < position) {
         const uint32_t next = (s->position / STEP + 1) * STEP;
-        replay_log(s, next < position ? next : position);
+        replay_log(s, QSF_MIN(next, position));
         keep_snapshot(s);
     }
 }
@@ -237,7 +237,7 @@ static void take_stops(qsf_statecache *s, uint32_t begin, uint32_t own_end)
 {
     const uint32_t last = own_end / STEP;
     uint32_t n = last - begin / STEP;
-    n = n < s->pool->n_snapshots ? n : s->pool->n_snapshots;
+    n = QSF_MIN(n, s->pool->n_snapshots);
     while (s->n_snapshots + n > s->pool->n_snapshots)
         thin_out(s, own_end + 1);
     s->first_stop = (last - n + 1) * STEP;
@@ -339,8 +339,8 @@ uint64_t qsf_statecache_image_bytes(const qsf_statecache *s, uint32_t position)
 static void move_part(uint64_t begin, size_t n_part, void *here, uint64_t offset, void *dst,
                       const void *src, size_t n_bytes)
 {
-    const uint64_t from = begin > offset ? begin : offset;
-    const uint64_t to = begin + n_part < offset + n_bytes ? begin + n_part : offset + n_bytes;
+    const uint64_t from = QSF_MAX(begin, offset);
+    const uint64_t to = QSF_MIN(begin + n_part, offset + n_bytes);
     if (from >= to)
         return;
     if (src != NULL)

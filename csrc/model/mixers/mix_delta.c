@@ -48,12 +48,11 @@ static void finish_head(const qsf_heads_job *job, const qsf_segment *g, size_t h
 static qsf_status raise_ranks(qsf_ops *o, const qsf_layer *l, qsf_linear gate, qsf_linear decay)
 {
     const qsf_scratch *const s = o->scratch;
-    const qsf_norm_weights none = {0};
     gate.w = l->tensors[QSF_LAYER_GATE_UP];
     decay.w = l->tensors[QSF_LAYER_DECAY_UP];
-    qsf_acts in = qsf_ops_prepare(o, s->k, o->kind->gate_rank, &none, s->k);
+    qsf_acts in = qsf_ops_prepare(o, s->k, o->kind->gate_rank, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, &gate, 1, &in));
-    in = qsf_ops_prepare(o, s->v, o->kind->gate_rank, &none, s->v);
+    in = qsf_ops_prepare(o, s->v, o->kind->gate_rank, NULL, NULL);
     return qsf_linear_run(o, &decay, 1, &in);
 }
 

@@ -78,10 +78,9 @@ static void k_up_epilogue(const void *arg, size_t begin, size_t end)
 static qsf_status run_heads(qsf_ops *o, const qsf_linear *linear, float *x, uint32_t dim,
                             size_t head_rows)
 {
-    const qsf_norm_weights none = {0};
     const uint32_t n_tokens = o->n_tokens;
     o->n_tokens = n_tokens * o->kind->n_heads;
-    const qsf_acts in = qsf_ops_prepare(o, x, dim, &none, x);
+    const qsf_acts in = qsf_ops_prepare(o, x, dim, NULL, NULL);
     o->n_tokens = n_tokens;
     return qsf_linear_run_heads(o, linear, head_rows, &in);
 }
@@ -93,7 +92,6 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     const qsf_tensor *const *const t = l->tensors;
     const qsf_layer_kind *const kind = o->kind;
     const size_t dim = qsf_latent_query_dim(kind);
-    const qsf_norm_weights none = {0};
     const bool has_rank = kind->query_rank != 0;
     const size_t q_stride = qsf_stride(kind->n_heads * (uint32_t)dim);
     const size_t latents_stride = (size_t)kind->n_heads * kind->latent_rank;
@@ -136,7 +134,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     if (o->stores_only)
         return QSF_OK;
     if (has_rank) {
-        in = qsf_ops_prepare(o, s->v, kind->query_rank, &none, s->v);
+        in = qsf_ops_prepare(o, s->v, kind->query_rank, NULL, NULL);
         QSF_TRY(qsf_linear_run(o, &q_up, 1, &in));
     }
     return run_heads(o, &k_up, s->by_head, kind->nope_dim, kind->latent_rank);

@@ -285,7 +285,6 @@ static qsf_status add_message(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor d
     const uint32_t dim = o->config->dim;
     const size_t rank_stride = qsf_stride(o->kind->message_rank);
     const size_t block = (size_t)s->chunk_tokens * s->dim_stride;
-    const qsf_norm_weights none = {0};
     gate_job job = {o, x, s->attended, s->up, s->up + o->n_tokens * s->dim_stride};
     const qsf_linear first = qsf_linear_of(l->tensors[down], s->mix_gate, rank_stride);
     const qsf_linear gates[] = {
@@ -298,9 +297,9 @@ static qsf_status add_message(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor d
                              .query = query,
                              .out = s->attended});
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(4 * (size_t)dim), join_rows, &job);
-    qsf_acts in = qsf_ops_prepare(o, s->gate, 2 * dim, &none, s->gate);
+    qsf_acts in = qsf_ops_prepare(o, s->gate, 2 * dim, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, &first, 1, &in));
-    in = qsf_ops_prepare(o, s->mix_gate, o->kind->message_rank, &none, s->mix_gate);
+    in = qsf_ops_prepare(o, s->mix_gate, o->kind->message_rank, NULL, NULL);
     QSF_TRY(qsf_linear_run(o, gates, 2, &in));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)dim), gate_rows, &job);
     return QSF_OK;
@@ -447,7 +446,7 @@ static void store_heads(void *arg, size_t begin, size_t end, size_t worker_idx)
 /* Runs a matrix on an input. */
 static qsf_status project(qsf_ops *o, const qsf_linear *linears, size_t n, float *input)
 {
-    const qsf_acts in = qsf_ops_prepare(o, input, o->config->dim, &(qsf_norm_weights){0}, input);
+    const qsf_acts in = qsf_ops_prepare(o, input, o->config->dim, NULL, NULL);
     return qsf_linear_run(o, linears, n, &in);
 }
 

@@ -93,9 +93,8 @@ qsf_status qsf_mix_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk, u
 qsf_status qsf_mix_attention_and_ssd(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chunk,
                                      uint32_t layer_idx)
 {
-    const qsf_norm_weights none = {0};
     float *const normed = o->scratch->normed; /* normalised by attention */
     QSF_TRY(qsf_mix_attention(o, l, chunk, layer_idx));
-    const qsf_acts in = qsf_ops_prepare(o, normed, o->config->dim, &none, normed);
+    const qsf_acts in = qsf_ops_prepare(o, normed, o->config->dim, NULL, NULL);
     return run_ssd(o, l, chunk, layer_idx, &in);
 }

@@ -57,7 +57,7 @@ static size_t block_at(const qsf_head_sizes *z, size_t head, size_t block)
 static size_t cols_of(const qsf_head_sizes *z, size_t block)
 {
     const size_t n_left = z->value_dim - block * QSF_STATE_COLS;
-    return n_left < QSF_STATE_COLS ? n_left : QSF_STATE_COLS;
+    return QSF_MIN(n_left, QSF_STATE_COLS);
 }
 
 /* ---- the log ---- */

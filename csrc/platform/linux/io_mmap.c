@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include "base/checked.h"
 #include "base/status.h"
 #include "platform/file.h"
 
@@ -40,11 +41,6 @@ static int copy_out(const qsf_io *io, uint64_t off, unsigned char *dst, size_t n
     return 0;
 }
 
-static size_t smaller(uint64_t a, size_t b)
-{
-    return a < b ? (size_t)a : b;
-}
-
 /* Advice must begin at a page of the system, which may be larger than 4096 bytes. */
 static void advise(const qsf_io *io, uint64_t off, uint64_t n_bytes, int advice)
 {
@@ -55,14 +51,14 @@ static void advise(const qsf_io *io, uint64_t off, uint64_t n_bytes, int advice)
     const uint64_t most_bytes = io->file->n_bytes - begin;
     const uint64_t asked_bytes = off - begin + n_bytes;
     void *const from = (void *)((uintptr_t)io->map + (uintptr_t)begin);
-    (void)madvise(from, (size_t)(asked_bytes < most_bytes ? asked_bytes : most_bytes), advice);
+    (void)madvise(from, (size_t)QSF_MIN(asked_bytes, most_bytes), advice);
 }
 
 /* Mapped pages count as memory of this process, so they are unmapped at once. Neighbours too: the
  * kernel also maps cached pages around the wanted one, even if they were just unmapped. */
 static void unmap_pages(const qsf_io *io, uint64_t off, uint64_t n_bytes)
 {
-    const uint64_t before_bytes = off < AROUND_BYTES ? off : AROUND_BYTES;
+    const uint64_t before_bytes = QSF_MIN(off, AROUND_BYTES);
     advise(io, off - before_bytes, before_bytes + n_bytes + AROUND_BYTES, MADV_DONTNEED);
 }
 
@@ -70,7 +66,7 @@ static qsf_status try_copy(const qsf_io *io)
 {
     unsigned char block[64];
     size_t done_bytes;
-    const size_t n_bytes = smaller(io->file->n_bytes, sizeof block);
+    const size_t n_bytes = QSF_MIN(io->file->n_bytes, sizeof block);
     const int error = copy_out(io, 0, block, n_bytes, &done_bytes);
     QSF_FAIL_IF(error == ENOSYS || error == EPERM || error == EACCES, UNSUPPORTED,
                 "I/O method mmap: the system refuses process_vm_readv: %s", strerror(error));
@@ -120,7 +116,7 @@ static int copy_steps(const qsf_io *io, const qsf_io_read *read, size_t n_bytes,
     int error = 0;
     while (error == 0 && *done_bytes < n_bytes) {
         const uint64_t off = read->off + *done_bytes;
-        const size_t step_bytes = smaller(n_bytes - *done_bytes, QSF_IO_CACHED_STEP_BYTES);
+        const size_t step_bytes = QSF_MIN(n_bytes - *done_bytes, QSF_IO_CACHED_STEP_BYTES);
         size_t copied_bytes;
         advise(io, off, 2 * QSF_IO_CACHED_STEP_BYTES, MADV_WILLNEED);
         error = copy_out(io, off, read->dst + *done_bytes, step_bytes, &copied_bytes);
@@ -134,7 +130,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 {
     const uint64_t file_bytes = io->file->n_bytes;
     const size_t n_bytes =
-        read->off < file_bytes ? smaller(file_bytes - read->off, read->n_bytes) : 0;
+        read->off < file_bytes ? QSF_MIN(file_bytes - read->off, read->n_bytes) : 0;
     if (n_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, n_bytes);
     size_t done_bytes = 0;
@@ -147,7 +143,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
         return qsf_io_fail_system(io, read, errno);
     const uint64_t now_bytes = (uint64_t)about.st_size;
     const size_t have_bytes =
-        read->off < now_bytes ? smaller(now_bytes - read->off, read->n_bytes) : 0;
+        read->off < now_bytes ? QSF_MIN(now_bytes - read->off, read->n_bytes) : 0;
     if (have_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, have_bytes);
     if (done_bytes < read->need_bytes)

@@ -49,13 +49,16 @@ static void must_be_zero(int error)
 qsf_status qsf_mutex_init(qsf_mutex *m)
 {
     const int error = pthread_mutex_init(mutex_of(m), NULL);
+    m->is_made = error == 0;
     QSF_FAIL_IF(error != 0, NOMEM, "cannot create a mutex: %s", strerror(error));
     return QSF_OK;
 }
 
 void qsf_mutex_destroy(qsf_mutex *m)
 {
-    must_be_zero(pthread_mutex_destroy(mutex_of(m)));
+    if (m->is_made)
+        must_be_zero(pthread_mutex_destroy(mutex_of(m)));
+    m->is_made = false;
 }
 
 void qsf_mutex_lock(qsf_mutex *m)
@@ -79,13 +82,16 @@ qsf_status qsf_condition_init(qsf_condition *c)
     const int error = pthread_cond_init(condition_of(c), &attributes);
     must_be_zero(pthread_condattr_destroy(&attributes));
 #endif
+    c->is_made = error == 0;
     QSF_FAIL_IF(error != 0, NOMEM, "cannot create a condition: %s", strerror(error));
     return QSF_OK;
 }
 
 void qsf_condition_destroy(qsf_condition *c)
 {
-    must_be_zero(pthread_cond_destroy(condition_of(c)));
+    if (c->is_made)
+        must_be_zero(pthread_cond_destroy(condition_of(c)));
+    c->is_made = false;
 }
 
 void qsf_condition_wait(qsf_condition *c, qsf_mutex *m)

@@ -31,6 +31,7 @@ static HANDLE handle_of(const qsf_thread *t)
 qsf_status qsf_mutex_init(qsf_mutex *m)
 {
     InitializeSRWLock(lock_of(m));
+    m->is_made = true;
     return QSF_OK;
 }
 
@@ -52,6 +53,7 @@ void qsf_mutex_unlock(qsf_mutex *m)
 qsf_status qsf_condition_init(qsf_condition *c)
 {
     InitializeConditionVariable(condition_of(c));
+    c->is_made = true;
     return QSF_OK;
 }
 
