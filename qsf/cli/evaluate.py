@@ -74,8 +74,6 @@ run = typer_app.runner(app, PROGRAM)
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The command line, checked."""
-
     model: Path
     text: str
     ctx_tokens: int
@@ -280,7 +278,6 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 
 
 def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
-    """Evaluate; return the figures and the type of the model's KV cache."""
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
 
     def leave(number: int) -> None:
@@ -347,7 +344,6 @@ def _is_qsf(path: Path) -> bool:
 
 
 def _working_mb(request: _Request) -> int:
-    """Return the MB that measuring takes after the models have been opened: an upper bound."""
     with Reader(request.model) as reader:
         n_vocab = reader.header.n_vocab
     n_sources = 1 if request.against is None else 2
@@ -462,7 +458,6 @@ def report_lines(
 
 
 def _stored_costs(path: Path) -> list[str]:
-    """Return the measured cost of the file's default arithmetic."""
     with Reader(path) as reader:
         return cost_lines(read_meta(reader))
 

@@ -138,7 +138,6 @@ def open_native(
 
 
 def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
-    """Return who chose the way of reading: the user or the probe."""
     if options.io not in (None, "auto"):
         return "as asked"
     return "found by a probe" if info.io_is_probed else "chosen"

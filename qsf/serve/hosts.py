@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 
 class Host:
-    """A model in memory, with the parts that answer its requests."""
-
     def __init__(
         self,
         serving: Serving,
@@ -178,7 +176,6 @@ class Hosts:
         raise Problem(404, "model_not_found", text, param="model")
 
     async def _bring(self, name: str, deadline: float) -> None:
-        """Load a model; evicts an unused one, or waits for one, if memory is short."""
         loop = asyncio.get_running_loop()
         left_bytes = self.budget_bytes - self._promised_bytes()
         budget_mb = max(1, left_bytes >> 20) if self.budget_bytes else None

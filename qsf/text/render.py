@@ -101,7 +101,6 @@ class _Child:
 
     @property
     def has_ended(self) -> bool:
-        """True after ``stop``, and if the system ended the process."""
         return self._is_stopped or (self._process is not None and self._process.poll() is not None)
 
     def ask(self, command: list[str], request: bytes) -> tuple[int, bytes]:

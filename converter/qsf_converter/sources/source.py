@@ -63,7 +63,6 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the source: no output may overwrite one of them."""
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
 
     def require_tokenizer(self) -> None:
@@ -155,7 +154,6 @@ def _open_directory(path: Path) -> Iterator[Source]:
 def _completed(
     source: Source, warnings: tuple[str, ...], with_dense: Callable[[Checkpoint], Checkpoint]
 ) -> Source:
-    """Return the source with what follows from its parts: heads, zeros, ends of turns, warnings."""
     checkpoint, chat, tokenizer = source.checkpoint, source.chat, source.tokenizer
     if is_classifier(source.family):
         checkpoint, head = with_classifier(checkpoint, source.family, source.config)

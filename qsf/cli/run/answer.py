@@ -31,7 +31,6 @@ def say_lines(lines: list[str]) -> None:
 
 
 def show(piece: str) -> None:
-    """Print generated text on standard output, at once."""
     sys.stdout.write(piece)
     sys.stdout.flush()
 

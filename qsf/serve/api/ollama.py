@@ -128,8 +128,6 @@ class Embed(Part):
 
 
 class Embedding(Part):
-    """The body of a request to the older /api/embeddings."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("options",)
 
     prompt: str | None = None
@@ -229,7 +227,6 @@ def read_chat(fields: Chat, serving: Serving) -> Ask:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a message in OpenAI's form."""
     if not isinstance(turn, dict):
         return turn
     if turn.get("images"):
@@ -269,7 +266,6 @@ def read_embed(fields: Embed, serving: Serving) -> Ask:
 
 
 def read_embedding(fields: Embedding, serving: Serving) -> Ask:
-    """Return the checked request to the older /api/embeddings. Raises Problem."""
     return _embed(fields, fields.prompt, None, serving, "prompt")
 
 

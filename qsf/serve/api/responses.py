@@ -158,8 +158,6 @@ def _texts(parts: list[Any]) -> list[Any]:
 
 
 class ResponsesEncoder(Encoder):
-    """Answers of /v1/responses: reasoning, a message, calls of functions."""
-
     prefix = "resp_"
 
     def __init__(self, ask: Ask, serving: Serving) -> None:

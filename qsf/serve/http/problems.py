@@ -56,7 +56,6 @@ class Problem(Exception):  # noqa: N818
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the answer in OpenAI's form."""
         error = {
             "message": str(self),
             "type": self.kind,

@@ -189,7 +189,6 @@ class Job(Answer):
         return self.reader is not None and self.reader.is_full
 
     def advance(self, chosen: Chosen) -> Event | None:
-        """Add a chosen token; return the event that can be sent now."""
         if self.choosing.has_logprob and chosen.token not in self.end_ids:
             self.unsent.append(chosen)
         return self._event(self.take(chosen.token))
@@ -206,7 +205,6 @@ class Job(Answer):
         return text
 
     def end(self, reason: str) -> str:
-        """End the answer; return the rest of its text."""
         text = super().end(reason)
         if self.reader is not None:
             rest, calls = self.reader.finish()

@@ -152,7 +152,6 @@ class CallReader:
         return text, parts
 
     def _tell(self, arguments: str) -> None:
-        """Report more arguments of the last call."""
         if self._parts:
             self._parts[-1].arguments += arguments
         else:
@@ -234,7 +233,6 @@ class CallReader:
         return True
 
     def _in_bare(self) -> bool:
-        """State: inside an object that may be the whole answer."""
         if self.open_name is None:
             match = JSON_HEAD.match(self._rest)
             if match is None and self._may_be_object() and len(self._rest) < _MAX_HEAD:
