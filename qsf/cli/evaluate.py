@@ -134,8 +134,7 @@ _Against = Annotated[
     ),
 ]
 _MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="only so many tokens of the text", min=2, show_default="all"),
+    int | None, typer.Option(help="only so many tokens of the text", min=2, show_default="all")
 ]
 _JsonOut = Annotated[
     str | None,
@@ -448,10 +447,7 @@ def report_lines(
     if run_cache is not None:
         yield "as qsf run does it", f"KV cache {run_cache.kv_type}"
         yield "  perplexity", f"{run_cache.perplexity:.4f}"
-        yield (
-            "  difference",
-            f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}",
-        )
+        yield ("  difference", f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}")
     for line in _stored_costs(request.model):
         yield "from conversion", line
     yield "time", f"{e.seconds:.1f} s; the model took {e.tokens_per_second:,.0f} tokens/s"

@@ -487,11 +487,7 @@ def _bos_id(source: LogitSource) -> int | None:
 
 
 def _check_same_tokens(
-    text: str,
-    tokens: Tokens,
-    source: LogitSource,
-    reference: LogitSource,
-    max_tokens: int | None,
+    text: str, tokens: Tokens, source: LogitSource, reference: LogitSource, max_tokens: int | None
 ) -> None:
     ours, theirs = source.tokenizer, reference.tokenizer
     if ours is None or theirs is None:

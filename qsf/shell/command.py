@@ -188,10 +188,7 @@ def read_answer(question: str, *, default: bool) -> bool:
 
 
 def fail(
-    program: str,
-    error: Exception,
-    read: Path | None = None,
-    usage: type[QsfError] | tuple[()] = (),
+    program: str, error: Exception, read: Path | None = None, usage: type[QsfError] | tuple[()] = ()
 ) -> int:
     """Print what has ended a program, unless that is done, and return its exit code.
 

@@ -17,13 +17,7 @@ from qsf.text.render import one_process
 from qsf_converter import sources
 from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import (
-    KEPT,
-    Checkpoint,
-    DerivedCheckpoint,
-    padded,
-    to_float32,
-)
+from qsf_converter.sources.checkpoint import KEPT, Checkpoint, DerivedCheckpoint, padded, to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint

@@ -28,13 +28,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
-from qsf.serve.tools.request import (
-    ResponseFormat,
-    Tool,
-    Tools,
-    call_turn,
-    read_form,
-)
+from qsf.serve.tools.request import ResponseFormat, Tool, Tools, call_turn, read_form
 
 _STATELESS = "the server keeps no answers"
 _TEXTS = {"rs": "reasoning_text", "msg": "output_text"}  # by the prefixes of the items' ids

@@ -56,12 +56,7 @@ class Problem(Exception):  # noqa: N818
         )
 
     def body(self) -> dict[str, Any]:
-        error = {
-            "message": str(self),
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:

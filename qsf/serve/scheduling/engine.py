@@ -94,12 +94,7 @@ class ModelEngine:
     def _scores(self, slot: int, pairs: Iterable[tuple[int, Any]], n_top: int) -> list[Chosen]:
         choices = [
             Choice(
-                self.sessions[slot],
-                None,
-                array("I"),
-                top_logprobs=n_top,
-                logits=row,
-                token=token,
+                self.sessions[slot], None, array("I"), top_logprobs=n_top, logits=row, token=token
             )
             for token, row in pairs
         ]

@@ -16,13 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from qsf.errors import (
-    QsfCancelledError,
-    QsfError,
-    QsfFormatError,
-    QsfIOError,
-    QsfMemoryError,
-)
+from qsf.errors import QsfCancelledError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.options import MAX_U32
 from qsf.passes import PassItem, Wants
 from qsf.serve.http.problems import Problem, problem_of

@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import (
-    QsfArgumentError,
-    QsfError,
-    QsfFormatError,
-    QsfIOError,
-    QsfMemoryError,
-)
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
 from qsf.system import files

@@ -103,10 +103,7 @@ def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
 def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
     if isinstance(constraints, str):
         raise Problem(
-            400,
-            "unsupported_parameter",
-            f"{place} cannot be enforced: {constraints}",
-            param=place,
+            400, "unsupported_parameter", f"{place} cannot be enforced: {constraints}", param=place
         )
     return constraints
 

@@ -90,11 +90,7 @@ def sandwich(add: float = 0.0) -> r.Rules:
 
 _SANDWICH = sandwich(add=1.0)
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
-_family = functools.partial(
-    family.Family,
-    renames=RENAMES,
-    adjust=scale_and_cap_scores,
-)
+_family = functools.partial(family.Family, renames=RENAMES, adjust=scale_and_cap_scores)
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",
