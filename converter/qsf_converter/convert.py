@@ -242,7 +242,6 @@ class _Conversion:
 
     @classmethod
     def of(cls, source: Source, request: Request, out: Path, phase: Phase) -> _Conversion:
-        """Read the calibration text, if there is one, and look for saved layers."""
         text = read_calibration_text(source, request)
         state = None
         if request.calibration is not None and text is not None:
@@ -250,7 +249,6 @@ class _Conversion:
         return cls(source, request, out, phase, text, state)
 
     def plan(self) -> Plan:
-        """Return the type, scale and outliers of every tensor."""
         source, policy = self.source, self.request.first_policy()
         plan = make_plan(source.family, source.facts, source.checkpoint, policy)
         for step in _STEPS:
@@ -259,7 +257,6 @@ class _Conversion:
 
     @property
     def has_free_types(self) -> bool:
-        """True if the types of all matrices are chosen."""
         return self.request.has_chosen_types and self.request.embed_type is None
 
     def with_types(self, plan: Plan) -> Plan:

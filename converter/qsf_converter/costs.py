@@ -91,7 +91,6 @@ class Noise:
         return 100 * float(self.lost.mean()), 100 * _error_of(self.lost)
 
     def is_cheap(self, least_agreement: float) -> bool:
-        """Return whether the noise is within both limits."""
         change, error = self.change_percent
         return change + 2 * error <= _MOST_CHANGE_PERCENT and self.agreement >= least_agreement
 

@@ -350,7 +350,6 @@ def _working_mb(request: _Request) -> int:
 
 
 def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
-    """Return a budget in MB that leaves equal room for the other model."""
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
@@ -427,7 +426,6 @@ def _publish(
 def report_lines(
     request: _Request, evaluation: Evaluation, run_cache: _RunCache | None, text_path: Path
 ) -> Iterator[tuple[str, str]]:
-    """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
     arithmetic = "full-precision arithmetic" if opening.exact else "integer activations"
     skipping = f", quality {opening.quality:g}" if opening.quality < 1 else ""

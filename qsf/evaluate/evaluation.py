@@ -216,8 +216,6 @@ class LogitSource(Protocol):
 
 
 class ModelLogits:
-    """A .qsf file as a source of logits."""
-
     def __init__(self, model: Model) -> None:
         """Use an open model. The caller closes it."""
         self._model = model

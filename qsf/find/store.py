@@ -140,7 +140,6 @@ def store_folder() -> Path:
 
 
 def place_of(name: str, quant_type: str) -> Path:
-    """Return the path of the model with that name and type, which may not exist."""
     key = hashlib.sha256(f"{name}\0{quant_type}".encode()).hexdigest()[:8]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[:60].strip("-.") or "model"
     return store_folder() / f"{slug}-{quant_type}-{key}.qsf"

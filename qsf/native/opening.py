@@ -99,7 +99,6 @@ def text_budget_bytes(options: ModelOptions) -> int | None:
 def plan_native(
     path: str | os.PathLike[str], options: ModelOptions, reserve_bytes: int = 0
 ) -> binding.MemoryPlan:
-    """Return the memory plan, even if the budget is too small for it."""
     plan = binding.plan_model(path, native_options(options, reserve_bytes))
     return with_policy(plan, options)
 

@@ -140,7 +140,6 @@ class Hosts:
                 self._keep(host, host.keep_seconds)
 
     def _keep(self, host: Host, seconds: float) -> None:
-        """Let an unused model leave memory after some time."""
         host.used, host.keep_seconds = time.monotonic(), seconds
         if seconds < math.inf:
             host.leaving = asyncio.get_running_loop().create_task(self._leave(host))

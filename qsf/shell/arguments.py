@@ -117,8 +117,6 @@ def model_parser(
 
 
 class _Merge(argparse.Action):
-    """Merges the value of a repeated option into its earlier values."""
-
     def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
         setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})
 

@@ -152,7 +152,6 @@ class _Child:
 def _exchange(
     process: subprocess.Popen[bytes], request: bytes, *, is_new: bool
 ) -> tuple[int, bytes]:
-    """Send the request; return the exit code and the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     if is_new and process.stdout.read(1) != b"+":

@@ -152,7 +152,6 @@ class _ThinkingDecoder(IncrementalDecoder):
 
     @property
     def is_thinking(self) -> bool:
-        """True if the next text stands between the marks."""
         return self._is_open
 
     def end_of_thoughts(self) -> list[int]:

@@ -432,7 +432,6 @@ def _piece(word: str) -> str:
 def _scored(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> list[list[str]]:
-    """Return the merges implied by the scores of words."""
     scores = _numbers(metadata, "scores", len(words))
     merges: list[tuple[float, int, int]] = []
     for idx, word in enumerate(words):

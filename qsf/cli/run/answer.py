@@ -47,7 +47,6 @@ class Shown:
         show(piece if self._prose is None else self._prose.push(piece))
 
     def end(self) -> None:
-        """Print the held-back text, and end the line."""
         show(f"{'' if self._prose is None else self._prose.end()}\n")
 
 

@@ -174,7 +174,6 @@ class Call:
         self._wake()
 
     def mark_gone(self) -> None:
-        """Record that the client has disconnected."""
         self._is_gone = True
         self._wake()
 

@@ -90,8 +90,6 @@ class Options(Sampling):
 
 
 class Generated(Part):
-    """What requests for text have in common."""
-
     REFUSED: ClassVar[Mapping[str, str]] = {
         "template": "the model's own is used; raw: true uses none",
         "images": "there is text only",
@@ -152,7 +150,6 @@ class Pull(Part):
 def _shared(
     fields: Generated, serving: Serving, *, has_logprob: bool = False, n_top: int = 0
 ) -> dict[str, Any]:
-    """Return the fields of an ``Ask`` that need no prompt."""
     options = fields.options or Options()
     return {
         "choosing": read_choosing(

@@ -194,7 +194,6 @@ class ResponsesEncoder(Encoder):
         return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
 
     def _items(self, choice: Choice) -> dict[str | int, dict[str, Any]]:
-        """Return the items of the output in their order."""
         status = _status(choice)
         items: dict[str | int, dict[str, Any]] = {}
         if choice.reasoning:

@@ -72,7 +72,6 @@ class Exchange:
     holds: asyncio.Semaphore | None = None
 
     def drop_body(self) -> None:
-        """Free the memory of the body once it was parsed."""
         self.body = b""
         if self.holds is not None:
             self.holds.release()

@@ -151,7 +151,6 @@ class Job(Answer):
 
     @property
     def is_scoring(self) -> bool:
-        """The probabilities of its prompt's tokens are requested and not complete."""
         return self.wants_scores and not self.first
 
     @property

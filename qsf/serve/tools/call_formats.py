@@ -213,8 +213,6 @@ def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 class _Lark:
-    """Builds a grammar rule by rule."""
-
     def __init__(self, markers: Mapping[int, str]) -> None:
         self.rules: list[str] = []
         self._token_of = {name: token for token, name in markers.items()}

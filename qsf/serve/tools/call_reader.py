@@ -207,7 +207,6 @@ class CallReader:
         return bool(text)
 
     def _give_up(self) -> None:
-        """Read what may have begun a call as text."""
         self._rest = "".join([*self._raw, *self._body, self._rest])
         self._raw, self._body = [], []
         self.open_name = None
