@@ -25,11 +25,16 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, Dtype, PackedOutliers, TensorType
 from qsf_converter.rounding import outliers as of_matrix
 from qsf_converter.rounding import quantisers
-from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import F16_MAX, ErrorSums, UnrepresentableError, absmean
-from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight, mxfp4_tiles
+from qsf_converter.rounding.tiles import (
+    TILE_ROWS,
+    bits_per_weight,
+    exact_shifts,
+    gguf_tiles,
+    mxfp4_tiles,
+)
 from qsf_converter.sources.checkpoint import (
     MXFP4_COLS,
     MXFP4_OVERFLOWING,
