@@ -186,7 +186,7 @@ def _trit(dense: CodeArray, k: int) -> CodeArray:
 # ---- blocks of GGUF: the same codes, scales and mins in another order, bit by bit ----
 
 _ANY_SHIFT: Final = 99  # of zeros
-# The bytes of a block of GGUF (llama.cpp's ggml-common.h), its columns, and where its f16 scale and min are.
+# llama.cpp's ggml-common.h: the bytes of a block, its columns, and where its f16 scale and min are.
 _BLOCKS: Final[Mapping[Dtype, tuple[int, int, tuple[int, ...]]]] = {
     Dtype.Q4_0: (18, 32, (0,)),
     Dtype.Q4_1: (20, 32, (0, 2)),
