@@ -451,10 +451,7 @@ class ModelOptions(CheckedOptions):
     )
     draft_rows: int = option_field(15, Whole(1, 127), "most guesses in a pass")
     exact: bool = option_field(
-        False,
-        Flag(),
-        "full-precision arithmetic: slow, for reference",
-        commands=("run", "eval"),
+        False, Flag(), "full-precision arithmetic: slow, for reference", commands=("run", "eval")
     )
     sessions: int = option_field(
         1,
@@ -505,10 +502,7 @@ class GenerationOptions(CheckedOptions):
         "the file's, else 0.9",
     )
     top_k: int | None = option_field(
-        None,
-        Whole(0),
-        "choose among the N most probable tokens; 0: off",
-        "the file's, else 40",
+        None, Whole(0), "choose among the N most probable tokens; 0: off", "the file's, else 40"
     )
     min_p: float | None = option_field(
         None,

@@ -13,13 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from qsf.closable import Closing
-from qsf.errors import (
-    QsfArgumentError,
-    QsfCancelledError,
-    QsfError,
-    QsfMemoryError,
-    QsfStateError,
-)
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError, QsfMemoryError, QsfStateError
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.kv import kv_type_name
 from qsf.native import binding

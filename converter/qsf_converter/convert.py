@@ -215,7 +215,6 @@ def _types_of_source(source: Source, plan: Plan) -> Iterator[str]:
 
 
 def _rounded_again(plan: Plan) -> list[str]:
-    """Return a warning of matrices that the source has rounded already."""
     matrices = [t for t in plan.targets if t.is_matrix and t.source.dtype not in PLAIN]
     again = sorted({t.source.dtype for t in matrices if not t.is_kept})
     if not again:
@@ -233,8 +232,6 @@ def _rounded_again(plan: Plan) -> list[str]:
 
 @dataclass(slots=True)
 class _Conversion:
-    """One conversion: first `plan`, then `write`."""
-
     source: Source
     request: Request
     out: Path
@@ -245,7 +242,6 @@ class _Conversion:
 
     @classmethod
     def of(cls, source: Source, request: Request, out: Path, phase: Phase) -> _Conversion:
-        """Read the calibration text, if there is one, and look for saved layers."""
         text = read_calibration_text(source, request)
         state = None
         if request.calibration is not None and text is not None:
@@ -253,7 +249,6 @@ class _Conversion:
         return cls(source, request, out, phase, text, state)
 
     def plan(self) -> Plan:
-        """Return the type, scale and outliers of every tensor."""
         source, policy = self.source, self.request.first_policy()
         plan = make_plan(source.family, source.facts, source.checkpoint, policy)
         for step in _STEPS:
@@ -262,11 +257,9 @@ class _Conversion:
 
     @property
     def has_free_types(self) -> bool:
-        """True if the types of all matrices are chosen."""
         return self.request.has_chosen_types and self.request.embed_type is None
 
     def with_types(self, plan: Plan) -> Plan:
-        """Return the plan with the types that were chosen; keep what was measured."""
         source, request = self.source, self.request
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}

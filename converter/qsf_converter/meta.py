@@ -190,7 +190,6 @@ def report_of_experts(experts: Sequence[WrittenTensor]) -> TensorReport:
 
 
 def _action(target: Target, errors: ErrorSums, action: str | None) -> str:
-    """The report's names for the changes of a tensor."""
     action = action or (EXACT if errors.max_error == 0 else ROUNDED)
     if action == EXACT and target.is_ternary:
         action = LOSSLESS

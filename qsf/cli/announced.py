@@ -38,7 +38,6 @@ class Running:
     started: int
 
     def is_of(self, path: Path) -> bool:
-        """Return whether a server can have written this to ``path``."""
         numbers = (self.pid, self.started)
         return (
             all(type(number) is int and 0 <= number < 2**31 for number in numbers)
@@ -51,7 +50,6 @@ class Running:
 
     @property
     def is_there(self) -> bool:
-        """The server has not ended yet."""
         return _is_locked(_folder() / f"{self.pid}.json")
 
 

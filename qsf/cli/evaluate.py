@@ -74,8 +74,6 @@ run = typer_app.runner(app, PROGRAM)
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The command line, checked."""
-
     model: Path
     text: str
     ctx_tokens: int
@@ -136,8 +134,7 @@ _Against = Annotated[
     ),
 ]
 _MaxTokens = Annotated[
-    int | None,
-    typer.Option(help="only so many tokens of the text", min=2, show_default="all"),
+    int | None, typer.Option(help="only so many tokens of the text", min=2, show_default="all")
 ]
 _JsonOut = Annotated[
     str | None,
@@ -280,7 +277,6 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 
 
 def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
-    """Evaluate; return the figures and the type of the model's KV cache."""
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
 
     def leave(number: int) -> None:
@@ -347,7 +343,6 @@ def _is_qsf(path: Path) -> bool:
 
 
 def _working_mb(request: _Request) -> int:
-    """Return the MB that measuring takes after the models have been opened: an upper bound."""
     with Reader(request.model) as reader:
         n_vocab = reader.header.n_vocab
     n_sources = 1 if request.against is None else 2
@@ -355,7 +350,6 @@ def _working_mb(request: _Request) -> int:
 
 
 def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
-    """Return a budget in MB that leaves equal room for the other model."""
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
@@ -432,7 +426,6 @@ def _publish(
 def report_lines(
     request: _Request, evaluation: Evaluation, run_cache: _RunCache | None, text_path: Path
 ) -> Iterator[tuple[str, str]]:
-    """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
     arithmetic = "full-precision arithmetic" if opening.exact else "integer activations"
     skipping = f", quality {opening.quality:g}" if opening.quality < 1 else ""
@@ -452,17 +445,13 @@ def report_lines(
     if run_cache is not None:
         yield "as qsf run does it", f"KV cache {run_cache.kv_type}"
         yield "  perplexity", f"{run_cache.perplexity:.4f}"
-        yield (
-            "  difference",
-            f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}",
-        )
+        yield ("  difference", f"{run_cache.change_percent:+.3f} % +- {run_cache.change_error:.3f}")
     for line in _stored_costs(request.model):
         yield "from conversion", line
     yield "time", f"{e.seconds:.1f} s; the model took {e.tokens_per_second:,.0f} tokens/s"
 
 
 def _stored_costs(path: Path) -> list[str]:
-    """Return the measured cost of the file's default arithmetic."""
     with Reader(path) as reader:
         return cost_lines(read_meta(reader))
 

@@ -101,7 +101,6 @@ def _summary(reader: Reader) -> list[str]:
 
 
 def kept_file(model: str) -> Path:
-    """Return the .qsf file of a model that is converted already. Raises QsfError for none."""
     from qsf.find.names import meaning_of
 
     named = meaning_of(model)

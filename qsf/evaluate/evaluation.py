@@ -216,8 +216,6 @@ class LogitSource(Protocol):
 
 
 class ModelLogits:
-    """A .qsf file as a source of logits."""
-
     def __init__(self, model: Model) -> None:
         """Use an open model. The caller closes it."""
         self._model = model
@@ -228,7 +226,6 @@ class ModelLogits:
 
     @property
     def max_tokens(self) -> int:
-        """The context that the model was opened with."""
         return self._model.info.plan.ctx_tokens
 
     @property
@@ -488,11 +485,7 @@ def _bos_id(source: LogitSource) -> int | None:
 
 
 def _check_same_tokens(
-    text: str,
-    tokens: Tokens,
-    source: LogitSource,
-    reference: LogitSource,
-    max_tokens: int | None,
+    text: str, tokens: Tokens, source: LogitSource, reference: LogitSource, max_tokens: int | None
 ) -> None:
     ours, theirs = source.tokenizer, reference.tokenizer
     if ours is None or theirs is None:
@@ -535,7 +528,6 @@ class _Scores:
 
 
 def block_rows(n_vocab: int) -> int:
-    """Return how many rows of logits are computed at once."""
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * n_vocab)))
 
 
@@ -626,7 +618,6 @@ def log_probabilities(rows: Logits, name: str = "the model") -> Floats:
 
 
 def _mean_error(values: Floats | NDArray[np.bool_]) -> float:
-    """Standard error of the mean; 0 for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
@@ -640,7 +631,6 @@ def _exp(nats: float) -> float:
 def _summary(
     scores: _Scores, windows: Sequence[Window], scored_bytes: int | None, **facts: Any
 ) -> Evaluation:
-    """Return the figures of the scores, beside the ``facts`` of how they were measured."""
     nll = np.concatenate(scores.nll)
     perplexity = _exp(float(nll.mean()))
     bits = float(nll.sum()) / math.log(2)
@@ -678,7 +668,6 @@ def _places(scores: _Scores, nll: Floats, windows: Sequence[Window]) -> tuple[Pl
 
 
 def _positions(window: Window, place_rows: int) -> NDArray[np.int64]:
-    """Return the place of each scored row, [n_rows]."""
     if window.depth is not None:
         return np.full(window.n_rows, window.depth)
     rows = np.arange(window.first_row, window.first_row + window.n_rows)

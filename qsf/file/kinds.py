@@ -124,7 +124,6 @@ class RopeSet:
 
 
 def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKind:
-    """Return the kind of every layer of a file that has no section KIND."""
     return LayerKind(
         n_heads=header.n_heads,
         n_kv_heads=header.n_kv_heads or header.n_heads,
@@ -164,7 +163,6 @@ def pack_kinds(
 
 
 def pack_arch(arch: Arch, error: type[QsfError]) -> bytes:
-    """Return the section ARCH."""
     values: dict[str, Value] = {}
     for number, name, kind in ARCH_KEYS:
         value = getattr(arch, name)
@@ -178,7 +176,6 @@ SET_HEAD: Final = struct.Struct("<BBHIf")
 
 
 def pack_rope(sets: Sequence[RopeSet], error: type[QsfError]) -> bytes:
-    """Return the section ROPE."""
     try:
         out = bytearray(struct.pack("<HH", len(sets), 0))
         for s in sets:

@@ -132,10 +132,7 @@ def facts(ffi: FFI) -> str:
         (CSRC / "types/table.h").read_text(encoding="ascii"),
     )
     rows = sorted([*rows, ("5", "MIXED", '"mixed"', "0")], key=lambda row: int(row[0]))
-    lines += [
-        "",
-        "# Tensors of a layer as a pass uses them: type, layout, group, rows, columns",
-    ]
+    lines += ["", "# Tensors of a layer as a pass uses them: type, layout, group, rows, columns"]
     lines += ["LAYER_TENSORS = ("] + [
         f'    (TensorType.{kind}, Layout.{layout}, "{group}", "{n_rows or "ONE"}", "{n_cols}"),'
         for (kind, _), (layout, _, _, group, n_rows, n_cols) in zip(

@@ -425,7 +425,6 @@ def _max_seconds(serving: Serving, ask: Ask, exchange: Exchange) -> float | None
 
 
 def _note(choices: Sequence[Choice]) -> str:
-    """Return counts for the log, without any text."""
     if not choices:
         return "no prompt"
     job = choices[0].job
@@ -438,7 +437,6 @@ def _note(choices: Sequence[Choice]) -> str:
 
 
 def log_json(record: dict[str, Any]) -> None:
-    """Print a line of the log for programs."""
     line = json.dumps({name: value for name, value in record.items() if value})
     command.say_line(line, is_wrapped=False)
 

@@ -28,5 +28,4 @@ class Serving:
 
     @property
     def ctx_tokens(self) -> int:
-        """The most tokens of a sequence, prompt and answer together."""
         return self.model.info.plan.ctx_tokens

@@ -156,12 +156,10 @@ def runnable() -> str:
 
 
 def say_error(program: str, text: str) -> None:
-    """Print an error as the commands do: one line on standard error."""
     say_line(f"{typed(program)}: error: {error_line(text)}")
 
 
 def say_line(line: str, *, is_wrapped: bool = True) -> None:
-    """Print a line on standard error; ignores a terminal that is gone."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{wrapped(line) if is_wrapped else line}\n")
         sys.stderr.flush()
@@ -190,10 +188,7 @@ def read_answer(question: str, *, default: bool) -> bool:
 
 
 def fail(
-    program: str,
-    error: Exception,
-    read: Path | None = None,
-    usage: type[QsfError] | tuple[()] = (),
+    program: str, error: Exception, read: Path | None = None, usage: type[QsfError] | tuple[()] = ()
 ) -> int:
     """Print what has ended a program, unless that is done, and return its exit code.
 
@@ -286,7 +281,6 @@ _ENCODING = "utf-8" if sys.platform == "win32" else None  # None: as the user's 
 
 
 def _whole(stream: TextIO) -> TextIO:
-    """Return a standard stream that never loses bytes silently and can write every character."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream  # a stream that somebody replaced
     stream.reconfigure(encoding=_ENCODING, errors="replace")
@@ -317,14 +311,12 @@ def prepare_streams() -> None:
 
 
 def open_input(name: str | Path | None) -> contextlib.AbstractContextManager[IO[bytes]]:
-    """Open a file for reading; None and "-" are standard input."""
     is_stdin = name is None or str(name) == "-"
     return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else Path(str(name)).open("rb")
 
 
 @contextlib.contextmanager
 def open_lines(name: str | Path | None) -> Iterator[Lines]:
-    """Open a file for reading its lines, as ``open_input`` does."""
     with open_input(name) as file:
         lines = Lines(file)  # here, so that it is not collected before the file is closed
         yield lines

@@ -91,7 +91,6 @@ class GenerationStats:
 
     @property
     def step_rate(self) -> float:
-        """Generated tokens per second, after the first."""
         return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
 
 
@@ -177,7 +176,6 @@ class Answer:
         return self.read(rest)
 
     def read(self, text: str) -> str:
-        """Return the part of new text that can be shown."""
         return text
 
 

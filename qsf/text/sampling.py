@@ -121,7 +121,6 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
-        """Raise QsfArgumentError if a stop string is empty."""
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
@@ -133,7 +132,6 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a stop string was found; ``stopped_by`` is that string."""
         return self.stopped_by is not None
 
     def push(self, piece: str) -> str:

@@ -213,7 +213,6 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
 def _sequence(
     tokenizer: Tokenizer, texts: Sequence[Sequence[str]], eos_id: int | None
 ) -> NDArray[np.int32]:
-    """Return the ids of all texts, with ``eos_id`` between them."""
     parts: list[NDArray[np.int32]] = []
     for pieces in texts:
         if parts and eos_id is not None:
@@ -241,7 +240,6 @@ class CalibrationText:
 
     @property
     def evaluation_name(self) -> str:
-        """The held-out samples' name in the report."""
         return f"{self.name}, held out"
 
     def meta(self) -> dict[str, Any]:

@@ -67,7 +67,6 @@ class OriginalLogits:
 
     @property
     def max_tokens(self) -> int:
-        """The longest window: the model's own context."""
         return self._original.header.max_tokens
 
     @property

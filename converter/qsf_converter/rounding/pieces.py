@@ -25,11 +25,16 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, Dtype, PackedOutliers, TensorType
 from qsf_converter.rounding import outliers as of_matrix
 from qsf_converter.rounding import quantisers
-from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.outliers import Entries, round_apart, table_mask
 from qsf_converter.rounding.plan import OutlierPlan, Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import F16_MAX, ErrorSums, UnrepresentableError, absmean
-from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight, mxfp4_tiles
+from qsf_converter.rounding.tiles import (
+    TILE_ROWS,
+    bits_per_weight,
+    exact_shifts,
+    gguf_tiles,
+    mxfp4_tiles,
+)
 from qsf_converter.sources.checkpoint import (
     MXFP4_COLS,
     MXFP4_OVERFLOWING,
@@ -129,7 +134,6 @@ def _take(target: Target, rounded: Iterator[RoundedPiece]) -> Iterator[RoundedPi
 def _rounded_pieces(
     targets: Sequence[Target], checkpoint: Checkpoint, n_threads: int | None
 ) -> Generator[RoundedPiece, None, None]:
-    """Yield all pieces in file order; a bounded number of them is in memory."""
     n_workers = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
     under_way: deque[tuple[int, Future[RoundedPiece]]] = deque()  # bytes as f32, and the result
     in_flight_bytes = 0
@@ -436,7 +440,6 @@ def _with_outlier_plan(target: Target, checkpoint: Checkpoint, *, may_add_bytes:
 
 
 def _sample(target: Target, checkpoint: Checkpoint) -> Float32Array:
-    """Return some whole tile rows, evenly spread."""
     n_tile_rows = -(-target.n_rows // TILE_ROWS)
     n = min(_SAMPLE_TILE_ROWS, n_tile_rows)
     parts = []

@@ -9,12 +9,14 @@ chooses codes, scales and mins.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.file.layout import Dtype, Layout, tensor_bytes
+from qsf.native.quantise import repack_rows
 from qsf_converter.sources.checkpoint import MXFP4_COLS, MXFP4_VALUES, RawArray
 
 Float32Array = NDArray[np.float32]
@@ -95,7 +97,6 @@ def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
 
 
 def bits_per_weight(dtype: int) -> float:
-    """Bits of a weight in whole tiles, with its share of scales."""
     return 8 * tile_bytes(dtype, TILE_ROWS, BLOCK) / (TILE_ROWS * BLOCK)
 
 
@@ -180,3 +181,66 @@ def _trit(dense: CodeArray, k: int) -> CodeArray:
     fraction = dense * np.uint8(3**k)  # modulo 256
     digit: CodeArray = (fraction.astype(np.uint16) * 3 >> 8).astype(np.uint8)
     return digit
+
+
+# ---- blocks of GGUF: the same codes, scales and mins in another order, bit by bit ----
+
+_ANY_SHIFT: Final = 99  # of zeros
+# llama.cpp's ggml-common.h: the bytes of a block, its columns, and where its f16 scale and min are.
+_BLOCKS: Final[Mapping[Dtype, tuple[int, int, tuple[int, ...]]]] = {
+    Dtype.Q4_0: (18, 32, (0,)),
+    Dtype.Q4_1: (20, 32, (0, 2)),
+    Dtype.Q5_0: (22, 32, (0,)),
+    Dtype.Q5_1: (24, 32, (0, 2)),
+    Dtype.Q8_0: (34, 32, (0,)),
+    Dtype.Q4_K: (144, 256, (0, 2)),
+    Dtype.Q5_K: (176, 256, (0, 2)),
+    Dtype.Q6_K: (210, 256, (208,)),
+}
+
+
+def gguf_tiles(
+    dtype: Dtype, stored: CodeArray, exponents: tuple[int, ...] = ()
+) -> tuple[bytes, NDArray[np.float16]]:
+    """Return the tiles of rows of blocks, and their f16 scales and mins for checking.
+
+    ``stored`` [n_rows, bytes of a row] are the bytes of the file. Row i is multiplied by 2 to the
+    power of ``exponents[i]``, which `exact_shifts` allows.
+    """
+    n_bytes, n_cols, _ = _BLOCKS[dtype]
+    halves = _halves(dtype, stored)
+    if exponents:
+        halves = np.ldexp(halves, np.asarray(exponents)[:, None]).astype("<f2")
+        stored = _with_halves(dtype, stored, halves)
+    n_rows, n_cols = len(stored), stored.shape[1] // n_bytes * n_cols
+    tiles = np.empty(tile_bytes(dtype, n_rows, n_cols), np.uint8)
+    repack_rows(dtype, stored, n_cols, tiles)
+    return tiles.tobytes(), halves
+
+
+def exact_shifts(dtype: Dtype, stored: CodeArray) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    values = np.concatenate(_halves(dtype, stored), axis=1)
+    fractions, exponents = np.frexp(np.abs(values.astype(np.float32)))
+    significands = (fractions * 2048).astype(np.int64)  # 11 bits
+    lowest = np.log2(np.maximum(significands & -significands, 1)).astype(np.int64)
+    is_zero = values == 0
+    halvings = np.where(is_zero, _ANY_SHIFT, exponents - 11 + lowest + 24)
+    doublings = np.where(is_zero, _ANY_SHIFT, 16 - exponents)
+    return halvings.min(axis=1), doublings.min(axis=1)
+
+
+def _halves(dtype: Dtype, stored: CodeArray) -> NDArray[np.float16]:
+    """Return the scales, then the mins if there are any, [1 or 2, n_rows, n_blocks]."""
+    n_bytes, _, places = _BLOCKS[dtype]
+    blocks = stored.reshape(len(stored), -1, n_bytes)
+    parts = [np.ascontiguousarray(blocks[..., at : at + 2]) for at in places]
+    return np.stack([part.view("<f2")[..., 0] for part in parts])
+
+
+def _with_halves(dtype: Dtype, stored: CodeArray, halves: NDArray[np.float16]) -> CodeArray:
+    n_bytes, _, places = _BLOCKS[dtype]
+    changed: CodeArray = stored.copy()
+    blocks = changed.reshape(len(stored), -1, n_bytes)
+    for at, part in zip(places, halves, strict=True):
+        blocks[..., at : at + 2] = np.ascontiguousarray(part)[..., None].view(np.uint8)
+    return changed

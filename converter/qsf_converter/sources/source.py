@@ -17,13 +17,7 @@ from qsf.text.render import one_process
 from qsf_converter import sources
 from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
 from qsf_converter.sources.architectures import family_of, read_facts
-from qsf_converter.sources.checkpoint import (
-    KEPT,
-    Checkpoint,
-    DerivedCheckpoint,
-    padded,
-    to_float32,
-)
+from qsf_converter.sources.checkpoint import KEPT, Checkpoint, DerivedCheckpoint, padded, to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
@@ -63,7 +57,6 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All files of the source: no output may overwrite one of them."""
         return (*self.checkpoint.paths, *self.path.glob("*.json"))
 
     def require_tokenizer(self) -> None:
@@ -155,7 +148,6 @@ def _open_directory(path: Path) -> Iterator[Source]:
 def _completed(
     source: Source, warnings: tuple[str, ...], with_dense: Callable[[Checkpoint], Checkpoint]
 ) -> Source:
-    """Return the source with what follows from its parts: heads, zeros, ends of turns, warnings."""
     checkpoint, chat, tokenizer = source.checkpoint, source.chat, source.tokenizer
     if is_classifier(source.family):
         checkpoint, head = with_classifier(checkpoint, source.family, source.config)

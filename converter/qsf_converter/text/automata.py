@@ -61,7 +61,6 @@ class _Places(list[_Place]):
 
 
 def sets_of(node: expressions.Node) -> Iterable[Chars]:
-    """Return all sets of characters of a tree."""
     if isinstance(node, expressions.One):
         yield node.chars
     elif isinstance(node, expressions.Look):
@@ -227,7 +226,6 @@ class _Compiler:
         return np.array(rows, "<u2")
 
     def behind(self, char: int) -> tuple[bool, ...]:
-        """Return which look-behinds want a character of this class."""
         return tuple(bool(mask >> char & 1) for mask in self.befores)
 
     def step(

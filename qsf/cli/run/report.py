@@ -27,7 +27,6 @@ _MANY_ROWS = 24  # longer timelines merge more units into a line
 
 
 def mb(n_bytes: int) -> str:
-    """Return bytes in MB of 2^20, as everywhere."""
     return f"{n_bytes / 2**20:,.1f}"
 
 
@@ -43,7 +42,6 @@ def _kv_text(plan: MemoryPlan) -> str:
 
 
 def facts_lines(model: Model, params: SamplingParams) -> list[str]:
-    """Return lines about the file and the engine, then the memory map."""
     from qsf.native import binding
 
     info = model.info
@@ -79,7 +77,6 @@ def skip_lines(plan: MemoryPlan) -> list[str]:
 
 
 def fewer_skips_lines(plan: MemoryPlan) -> list[str]:
-    """Return a warning if fewer layers could be skipped than were requested."""
     return skip_lines(plan) if plan.n_layers_skipped < plan.n_skips_asked else []
 
 
@@ -152,39 +149,46 @@ def drafter_lines(plan: MemoryPlan) -> list[str]:
 
 def plan_lines(plan: MemoryPlan) -> list[str]:
     reads = "1 read" if plan.io_depth == 1 else f"{plan.io_depth} reads"
-    rows = [
-        ("process before opening", plan.process_bytes - plan.text_bytes),
-        ("text: the tokenizer", plan.text_bytes),
-        ("reserved for Python", plan.reserve_bytes),
-        (f"weights, {plan.n_units_resident} of {plan.n_units} units", plan.weights_bytes),
-        (f"ring for the others, filled by {reads}", plan.ring_bytes),
-        ("decode buffer", plan.stream_bytes - plan.ring_bytes),
-        (_embedding_text(plan), plan.embedding_bytes),
-        (_experts_text(plan), plan.experts_bytes),
-        (_kv_cache_text(plan), plan.kv_bytes - plan.state_bytes),
-        ("recurrent states and their snapshots", plan.state_bytes),
-        (_scratch_text(plan), plan.scratch_bytes),
-        ("draft model", plan.drafter_bytes),
-        ("tables", plan.tables_bytes),
-        (f"stacks, {_stacks_text(plan)}", plan.stacks_bytes),
-    ]
-    lines = ["memory, MB of 2^20 bytes"]
-    lines += [
-        _map_line(name, mb(n_bytes))
-        for name, n_bytes in rows
+    rows = f" and {plan.embedding_rows:,} rows" if plan.embedding_rows else ""
+    drafts = f", {plan.draft_rows} drafts" if plan.draft_rows else ""
+    readers = " and readers" if plan.io_depth or plan.n_experts else ""
+    experts = f"{plan.expert_slots} of {plan.n_experts} experts"
+    parts = {
+        "process before opening": plan.process_bytes - plan.text_bytes,
+        "text: the tokenizer": plan.text_bytes,
+        "reserved for Python": plan.reserve_bytes,
+        f"weights, {plan.n_units_resident} of {plan.n_units} units": plan.weights_bytes,
+        f"ring for the others, filled by {reads}": plan.ring_bytes,
+        "decode buffer": plan.stream_bytes - plan.ring_bytes,
+        f"embedding, a band{rows}": plan.embedding_bytes,
+        f"{experts}, {plan.expert_transit_slots} in transit": plan.experts_bytes,
+        _kv_cache_text(plan): plan.kv_bytes - plan.state_bytes,
+        "recurrent states and their snapshots": plan.state_bytes,
+        f"activations, chunks of {plan.chunk_tokens}{drafts}": plan.scratch_bytes,
+        "draft model": plan.drafter_bytes,
+        "tables": plan.tables_bytes,
+        f"stacks, {plan.n_threads} threads{readers}": plan.stacks_bytes,
+    }
+    shown = {
+        name: mb(n_bytes)
+        for name, n_bytes in parts.items()
         if n_bytes >= _SHOWN_BYTES or name.startswith("weights")
-    ]
-    lines.append(_map_line("total", mb(plan.taken_bytes)))
-    lines.append(_map_line("budget", mb(plan.budget_bytes) if plan.budget_bytes else "none"))
+    }
+    shown["total"] = mb(plan.taken_bytes)
+    shown["budget"] = mb(plan.budget_bytes) if plan.budget_bytes else "none"
     if plan.ceiling_bytes and plan.ceiling_bytes != plan.budget_bytes:
-        lines.append(_map_line("ceiling: what the machine gives", mb(plan.ceiling_bytes)))
+        shown["ceiling: what the machine gives"] = mb(plan.ceiling_bytes)
     if plan.streamed_bytes:
-        lines.append(_map_line("read from the file per token", mb(plan.streamed_bytes)))
+        shown["read from the file per token"] = mb(plan.streamed_bytes)
     if plan.kv_cold_token_bytes:
-        lines.append(_map_line("and keys and values, at most", mb(plan.kv_cold_token_bytes)))
+        shown["and keys and values, at most"] = mb(plan.kv_cold_token_bytes)
     if plan.expert_slots < plan.n_experts:
         name = f"and at most {plan.experts_a_token} experts that are not in memory"
-        lines.append(_map_line(name, mb(plan.expert_token_bytes)))
+        shown[name] = mb(plan.expert_token_bytes)
+    lines = [
+        "memory, MB of 2^20 bytes",
+        *(f"  {name:40}{size:>10}" for name, size in shown.items()),
+    ]
     return lines + hit_lines(plan) + _mtp_lines(plan) + drafter_lines(plan) + skip_lines(plan)
 
 
@@ -195,31 +199,6 @@ def _kv_cache_text(plan: MemoryPlan) -> str:
     if plan.kv_resident_tokens < plan.ctx_tokens:
         resident = f"{plan.kv_resident_tokens} of "
     return f"KV cache, {sessions}{resident}{plan.ctx_tokens} tokens, {_kv_text(plan)}{policy}"
-
-
-def _scratch_text(plan: MemoryPlan) -> str:
-    drafts = f", {plan.draft_rows} drafts" if plan.draft_rows else ""
-    return f"activations, chunks of {plan.chunk_tokens}{drafts}"
-
-
-def _embedding_text(plan: MemoryPlan) -> str:
-    rows = f" and {plan.embedding_rows:,} rows" if plan.embedding_rows else ""
-    return f"embedding, a band{rows}"
-
-
-def _experts_text(plan: MemoryPlan) -> str:
-    return (
-        f"{plan.expert_slots} of {plan.n_experts} experts, {plan.expert_transit_slots} in transit"
-    )
-
-
-def _stacks_text(plan: MemoryPlan) -> str:
-    threads = f"{plan.n_threads} threads"
-    return f"{threads} and readers" if plan.io_depth or plan.n_experts else threads
-
-
-def _map_line(name: str, value: str) -> str:
-    return f"  {name:40}{value:>10}"
 
 
 def streaming_lines(plan: MemoryPlan, auto: MemoryPlan) -> list[str]:
@@ -333,7 +312,6 @@ def cold_lines(stats: SessionStats) -> list[str]:
 
 
 def draft_record(stats: SessionStats) -> dict[str, int]:
-    """Return how many drafts were evaluated and how many were right, for ``--json``."""
     return {"drafted_tokens": sum(stats.n_drafted), "accepted_tokens": sum(stats.n_accepted)}
 
 
@@ -538,7 +516,6 @@ _TRACED: Final = (
 
 
 def usual_hits(share: float) -> float:
-    """Return the expected hit rate if ``share`` of all experts have slots."""
     percent = 100 * share
     for (x, y), (next_x, next_y) in pairwise(_TRACED):
         if percent <= next_x:
@@ -553,7 +530,6 @@ def slots_with_twice(plan: MemoryPlan) -> int:
 
 
 def hit_lines(plan: MemoryPlan) -> list[str]:
-    """Return the expected hit rates with these slots and with twice the memory; [] if all fit."""
     if plan.expert_slots >= plan.n_experts:
         return []
 

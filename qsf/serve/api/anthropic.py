@@ -26,13 +26,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
-from qsf.serve.tools.request import (
-    Offered,
-    Tools,
-    call_turn,
-    read_function,
-    read_tools,
-)
+from qsf.serve.tools.request import Offered, Tools, call_turn, read_function, read_tools
 from qsf.text.arguments import as_messages
 
 _REASONS = {"end": "end_turn", "stop": "stop_sequence", "length": "max_tokens", "calls": "tool_use"}
@@ -84,7 +78,6 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 
 
 def _turns(fields: Prompt) -> list[dict[str, Any]]:
-    """Return the messages, with the system message first."""
     turns = [] if fields.system is None else [{"role": "system", "content": fields.system}]
     try:
         as_messages(turns)

@@ -90,8 +90,6 @@ class Options(Sampling):
 
 
 class Generated(Part):
-    """What requests for text have in common."""
-
     REFUSED: ClassVar[Mapping[str, str]] = {
         "template": "the model's own is used; raw: true uses none",
         "images": "there is text only",
@@ -128,8 +126,6 @@ class Embed(Part):
 
 
 class Embedding(Part):
-    """The body of a request to the older /api/embeddings."""
-
     IGNORED: ClassVar[tuple[str, ...]] = ("options",)
 
     prompt: str | None = None
@@ -154,7 +150,6 @@ class Pull(Part):
 def _shared(
     fields: Generated, serving: Serving, *, has_logprob: bool = False, n_top: int = 0
 ) -> dict[str, Any]:
-    """Return the fields of an ``Ask`` that need no prompt."""
     options = fields.options or Options()
     return {
         "choosing": read_choosing(
@@ -229,7 +224,6 @@ def read_chat(fields: Chat, serving: Serving) -> Ask:
 
 
 def _turn(turn: Any) -> Any:
-    """Return a message in OpenAI's form."""
     if not isinstance(turn, dict):
         return turn
     if turn.get("images"):
@@ -269,7 +263,6 @@ def read_embed(fields: Embed, serving: Serving) -> Ask:
 
 
 def read_embedding(fields: Embedding, serving: Serving) -> Ask:
-    """Return the checked request to the older /api/embeddings. Raises Problem."""
     return _embed(fields, fields.prompt, None, serving, "prompt")
 
 

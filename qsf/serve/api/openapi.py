@@ -49,8 +49,7 @@ _PART: Schema = {"anyOf": [_TEXT, {**_OBJECT, "properties": {"text": _TEXT}, "re
 # Messages have fields that only the chat template knows, so no struct describes them
 _SCHEMAS: Mapping[str, Schema] = {
     "Error": _object(
-        "error",
-        error=_object("message type", message=_TEXT, type=_TEXT, param=_TEXT, code=_TEXT),
+        "error", error=_object("message type", message=_TEXT, type=_TEXT, param=_TEXT, code=_TEXT)
     ),
     "Message": _object(
         "role content",

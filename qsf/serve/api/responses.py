@@ -28,13 +28,7 @@ from qsf.serve.http.problems import Problem, invalid
 from qsf.serve.scheduling.job import Event
 from qsf.serve.serving import Serving
 from qsf.serve.tools.call_reader import CallPart
-from qsf.serve.tools.request import (
-    ResponseFormat,
-    Tool,
-    Tools,
-    call_turn,
-    read_form,
-)
+from qsf.serve.tools.request import ResponseFormat, Tool, Tools, call_turn, read_form
 
 _STATELESS = "the server keeps no answers"
 _TEXTS = {"rs": "reasoning_text", "msg": "output_text"}  # by the prefixes of the items' ids
@@ -158,8 +152,6 @@ def _texts(parts: list[Any]) -> list[Any]:
 
 
 class ResponsesEncoder(Encoder):
-    """Answers of /v1/responses: reasoning, a message, calls of functions."""
-
     prefix = "resp_"
 
     def __init__(self, ask: Ask, serving: Serving) -> None:
@@ -202,7 +194,6 @@ class ResponsesEncoder(Encoder):
         return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
 
     def _items(self, choice: Choice) -> dict[str | int, dict[str, Any]]:
-        """Return the items of the output in their order."""
         status = _status(choice)
         items: dict[str | int, dict[str, Any]] = {}
         if choice.reasoning:

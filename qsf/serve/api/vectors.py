@@ -83,12 +83,7 @@ def read_embeddings(fields: Embeddings, serving: Serving, name: str = "input") -
         completed = [how.complete(prompt, most) for prompt in prompts]
     else:
         completed = [(prompt[: most or None], 0 < most < len(prompt)) for prompt in prompts]
-    ask = _ask(
-        serving,
-        completed,
-        name,
-        Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder),
-    )
+    ask = _ask(serving, completed, name, Reading(pooling=pooling, dim=dim, is_whole=how.is_encoder))
     ask.dimensions, ask.is_base64 = dimensions, form == "base64"
     return ask
 
@@ -135,12 +130,9 @@ def _ask(
 
 
 class _VectorsEncoder(Encoder):
-    """The form of an answer that is never a stream."""
-
     prefix = "read-"
 
     def usage(self) -> dict[str, int]:
-        """Return how many tokens the prompts have, cached ones included."""
         n_prompt = sum(choice.job.n_prompt for choice in self.choices)
         return {"prompt_tokens": n_prompt, "total_tokens": n_prompt}
 

@@ -56,13 +56,7 @@ class Problem(Exception):  # noqa: N818
         )
 
     def body(self) -> dict[str, Any]:
-        """Return the body of the answer in OpenAI's form."""
-        error = {
-            "message": str(self),
-            "type": self.kind,
-            "param": self.param,
-            "code": self.code,
-        }
+        error = {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def headers(self) -> dict[str, str]:

@@ -94,12 +94,7 @@ class ModelEngine:
     def _scores(self, slot: int, pairs: Iterable[tuple[int, Any]], n_top: int) -> list[Chosen]:
         choices = [
             Choice(
-                self.sessions[slot],
-                None,
-                array("I"),
-                top_logprobs=n_top,
-                logits=row,
-                token=token,
+                self.sessions[slot], None, array("I"), top_logprobs=n_top, logits=row, token=token
             )
             for token, row in pairs
         ]
@@ -115,7 +110,6 @@ class ModelEngine:
         return is_ahead(self.sessions[slot], token)
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
-        """Choose the next token for each of (slot, job)."""
         errors: dict[int, QsfError] = {}
         choices = []
         for slot, job in jobs:
@@ -154,7 +148,6 @@ class ModelEngine:
         return array("I", self.sessions[slot].tokens)
 
     def count_common(self, slot: int, tokens: array[int]) -> int:
-        """Return how many leading tokens the slot holds."""
         return self.sessions[slot].count_common(tokens)
 
     def n_again(self, slot: int) -> int:
@@ -164,7 +157,6 @@ class ModelEngine:
         return self.sessions[slot].engine_stats.n_again
 
     def keep(self, slot: int, n_tokens: int) -> None:
-        """Forget all but the first tokens of the slot, or all. Raises QsfError."""
         session = self.sessions[slot]
         try:
             session.rewind(n_tokens)
@@ -184,12 +176,10 @@ class ModelEngine:
         save_session(self.sessions[slot], path, owner, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[int, str]:
-        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
         head = load_session(self.sessions[slot], path)
         return len(head.tokens), head.owner
 
     def state_key(self) -> bytes:
-        """Return the key of states: a digest of all that decides their bits."""
         return native.state_key(self._opened.native)
 
     def state_bytes(self, slot: int) -> int:

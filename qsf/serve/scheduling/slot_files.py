@@ -17,13 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qsf.errors import (
-    QsfArgumentError,
-    QsfError,
-    QsfFormatError,
-    QsfIOError,
-    QsfMemoryError,
-)
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
 from qsf.file.partial import remove_abandoned
 from qsf.file.session_file import SessionFile
 from qsf.system import files
@@ -101,7 +95,6 @@ class SlotFiles:
             raise QsfIOError(f"--session-dir {folder}: {error.strerror}") from error
 
     def close(self) -> None:
-        """Release the folder for other servers."""
         os.close(self._lock)
 
     @property
@@ -245,7 +238,6 @@ class Costs:
         self._read_sums = [0.0, 0.0]  # sums of bytes and seconds
 
     def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
-        """Record the duration of a prompt pass that starts at position ``first``."""
         a, b = float(n_tokens), n_tokens * (first + n_tokens / 2)
         new = (a * a, a * b, b * b, a * seconds, b * seconds)
         self._sums = [_KEPT_SHARE * s + x for s, x in zip(self._sums, new, strict=True)]
@@ -261,12 +253,10 @@ class Costs:
         self._c1 = self._c0 * _SLOPE
 
     def learn_reading(self, n_bytes: int, seconds: float) -> None:
-        """Record the duration of reading a session file."""
         sums = zip(self._read_sums, (n_bytes, seconds), strict=True)
         self._read_sums = [_KEPT_SHARE * s + x for s, x in sums]
 
     def evaluating(self, first: int, end: int) -> float:
-        """Return the seconds for the tokens from position ``first`` up to ``end``."""
         return self._c0 * (end - first) + self._c1 * (end * end - first * first) / 2
 
     def reading(self, n_bytes: int) -> float:

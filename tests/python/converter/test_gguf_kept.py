@@ -26,11 +26,10 @@ from qsf.file.layout import Activation, Dtype, Layout, TensorType, dtype_name, t
 from qsf_converter import convert
 from qsf_converter.calibrate.calibration import Calibration
 from qsf_converter.request import Request
-from qsf_converter.rounding.gguf_tiles import exact_shifts, gguf_tiles
 from qsf_converter.rounding.key_channels import with_equal_keys
 from qsf_converter.rounding.pieces import RoundedUnit, rounded_units
 from qsf_converter.rounding.plan import make_plan
-from qsf_converter.rounding.tiles import dequantise_tiles, mxfp4_tiles
+from qsf_converter.rounding.tiles import dequantise_tiles, exact_shifts, gguf_tiles, mxfp4_tiles
 from qsf_converter.sources.checkpoint import KEPT, MXFP4_BLOCK, to_float32
 from qsf_converter.sources.source import open_source
 

@@ -53,12 +53,10 @@ class Facts:
 
     @property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The kind of each layer."""
         return self.layer_kinds or (plain_kind(self.header, self.arch),) * self.header.n_layers
 
     @property
     def n_trunk_layers(self) -> int:
-        """The layers without the MTP head, which is the last one if there is one."""
         return self.header.n_layers - sum(kind.is_mtp for kind in self.layer_kinds[-1:])
 
     def tables(self) -> dict[str, bytes]:

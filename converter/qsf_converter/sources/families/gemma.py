@@ -79,7 +79,6 @@ _ENDS = r.ends("embed_tokens", "norm", add=1.0)
 
 
 def sandwich(add: float = 0.0) -> r.Rules:
-    """The norms before and behind attention and FFN."""
     return (
         *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=add),
         *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=add),
@@ -90,11 +89,7 @@ def sandwich(add: float = 0.0) -> r.Rules:
 
 _SANDWICH = sandwich(add=1.0)
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
-_family = functools.partial(
-    family.Family,
-    renames=RENAMES,
-    adjust=scale_and_cap_scores,
-)
+_family = functools.partial(family.Family, renames=RENAMES, adjust=scale_and_cap_scores)
 _DEFAULTS: Mapping[str, Any] = {
     "norm_epsilon": 1e-6,
     "hidden_act": "gelu_pytorch_tanh",

@@ -469,11 +469,7 @@ FAMILIES = (
             mamba_norm_before_gate=True,
         ),
         flags={**SSD_FLAGS, "mamba_rms_norm": False},
-        neutral={
-            **SSD_NEUTRAL,
-            "mamba_norm_before_gate": (True, False),
-            "mamba_use_mlp": True,
-        },
+        neutral={**SSD_NEUTRAL, "mamba_norm_before_gate": (True, False), "mamba_use_mlp": True},
         adjust=_falcon,
     ),
     Family(

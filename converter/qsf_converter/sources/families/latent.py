@@ -323,12 +323,7 @@ _LATENT_FAMILIES = (
             topk_group=4,
             norm_topk_prob=True,
         ),
-        neutral={
-            **_NEUTRAL,
-            **_ROUTED,
-            "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc",
-        },
+        neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
         adjust=latent_moe,
     ),
     _family(
@@ -685,10 +680,7 @@ _KIMI_FAMILIES = (
         windows=_ling_types,
         rope_parameters=rope_of_latent,
         adjust=_ling,
-        neutral={
-            "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
-            "rope_interleave": True,
-        },
+        neutral={"qk_head_dim": range(2 * MAX_HEAD_DIM + 1), "rope_interleave": True},
     ),
 )
 

@@ -411,9 +411,7 @@ _APERTUS_FAMILIES = (
             hidden_act="xielu",
             rope_parameters={**LLAMA3_OF_CWM, "rope_theta": 12000000.0, "factor": 8.0},
         ),
-        neutral={
-            "qk_norm": True,
-        },
+        neutral={"qk_norm": True},
         adjust=_apertus,
     ),
 )

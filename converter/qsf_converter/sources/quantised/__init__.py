@@ -55,7 +55,6 @@ class Method:
 
     @property
     def is_ternary(self) -> bool:
-        """True if the layers' matrices are stored as ternary weights."""
         return self.is_bitnet and packed.is_ternary(self.own)
 
 
