@@ -40,7 +40,7 @@ CAPS: dict[str, int] = {
     "qsf/evaluate": 750,
     "qsf/file": 2465,
     "qsf/find": 1040,
-    "qsf/native": 1460,
+    "qsf/native": 1463,
     "qsf/report": 745,
     "qsf/serve": 8645,
     "qsf/shell": 1575,
