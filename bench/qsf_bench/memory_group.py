@@ -80,6 +80,12 @@ def own_folder(own_groups: str, controller: str, *, visible_from: str, top: Path
     return top
 
 
+def number_after(text: str, key: str) -> int:
+    """Return the number after ``key`` at the beginning of a line; 0 without such a line."""
+    match = re.search(rf"^{re.escape(key)}:?\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) if match else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A control group with a limit, without processes yet."""
@@ -116,11 +122,15 @@ class Group:
         except OSError:
             return ""
 
+    def peak_bytes(self) -> int | None:
+        """Return the group's peak memory, page cache included; None: not counted."""
+        text = self._read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
+        return int(text) if text else None
+
     def n_oom_kills(self) -> int:
         """Return how many processes the kernel has killed because of the limit."""
         events = self._read("memory.oom_control" if self.version == 1 else "memory.events")
-        match = re.search(r"^oom_kill:?\s+(\d+)", events, re.MULTILINE)
-        return int(match[1]) if match else 0
+        return number_after(events, "oom_kill")
 
     def remove(self) -> None:
         """Remove the group and kill its remaining processes."""

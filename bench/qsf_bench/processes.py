@@ -28,11 +28,20 @@ class ProcessError(QsfError):
 
 
 @dataclass(frozen=True, slots=True)
+class Cap:
+    """The kernel's counts of a memory control group."""
+
+    limit_mb: int
+    peak_bytes: int | None  # of the group, page cache included; None: not counted
+    n_oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The end of a process."""
 
     exit_code: int  # negative: the signal that ended it
-    n_oom_kills: int  # by its memory group
+    cap: Cap | None
     output: str
     errors: str
 
@@ -73,20 +82,19 @@ def run_command(
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # its children too
                 process.wait()  # `with` does not, behind a Ctrl-C
+        cap = None
+        if group is not None and limit_mb is not None:
+            cap = Cap(limit_mb, group.peak_bytes(), group.n_oom_kills())
         return Ended(
             process.returncode,
-            group.n_oom_kills() if group else 0,
+            cap,
             output.decode("utf-8", "replace"),
             errors.decode("utf-8", "replace"),
         )
 
 
-def drop_caches(path: str | os.PathLike[str]) -> None:
-    """Drop the page cache: of the file, and of all files if that is permitted.
-
-    A memory group is not charged for pages that others have read, so a cold cache is needed there.
-    Raises ProcessError: the file cannot be read.
-    """
+def forget_file(path: str | os.PathLike[str]) -> None:
+    """Let the system drop the file's pages from its cache. Raises ProcessError."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -96,6 +104,15 @@ def drop_caches(path: str | os.PathLike[str]) -> None:
             os.close(fd)
     except OSError as error:
         raise ProcessError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def drop_caches(path: str) -> None:
+    """Drop the page cache: of the file, and of all files if that is permitted.
+
+    A memory group is not charged for pages that others have read, so a cold cache is needed there.
+    Raises ProcessError: the file cannot be read.
+    """
+    forget_file(path)
     with contextlib.suppress(OSError):
         _DROP_CACHES.write_text("3")
 

@@ -50,6 +50,7 @@ BASELINE_TYPES: Final[Mapping[str, str]] = {
     "f16": "F16",
 }
 
+_ALIGNMENT: Final = 32
 _BLOCKS: Final = {name: (n_values, n_bytes) for name, n_values, n_bytes in types().values()}
 
 # The types that llama-quantize falls back to if rows are not whole blocks; after them F16.
@@ -90,6 +91,11 @@ class Tensor:
         """The shape of its bytes."""
         n_values, n_bytes = _BLOCKS[self.type]
         return (*self.dims[:-1], self.dims[-1] // n_values * n_bytes)
+
+    @property
+    def n_values(self) -> int:
+        """Weights."""
+        return math.prod(self.dims)
 
     @property
     def n_bytes(self) -> int:

@@ -292,6 +292,6 @@ def test_types_of_qsf_have_a_counterpart() -> None:
 
 def test_a_cold_start_needs_a_file_that_can_be_read(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="cannot be read"):
-        processes.drop_caches(tmp_path / "none")
+        processes.forget_file(tmp_path / "none")
     with pytest.raises(QsfArgumentError):
         cli._parser().parse_args(["--threads", "x"])
