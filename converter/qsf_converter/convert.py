@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -301,7 +302,7 @@ class _Conversion:
                     writer,
                     sum(t.n_rows * t.n_cols for t in plan.targets),
                     self.request.n_threads,
-                    self.phase("measuring the arithmetic"),
+                    partial(self.phase, "measuring the arithmetic"),
                     is_kept=any(t.is_kept for t in plan.targets),
                     is_wanted=self.request.measures_costs,
                 )

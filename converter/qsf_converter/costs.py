@@ -132,7 +132,7 @@ def measure_costs(
     writer: Writer,
     n_weights: int,
     n_threads: int | None,
-    progress: Callable[[int, int], None],
+    begin: Callable[[], Callable[[int, int], None]],
     *,
     is_kept: bool,
     is_wanted: bool,
@@ -143,7 +143,8 @@ def measure_costs(
         writer: of a file that lacks META only.
         n_weights: weights that a token uses.
         n_threads: of the evaluation; None: one per core.
-        progress: called with the tokens done and all tokens of the samples so far.
+        begin: called before anything is measured; returns the progress function, which is called
+            with the tokens done and all tokens of the samples so far.
         is_kept: the weights are those of a GGUF file.
         is_wanted: if not, the file gets f16 and, if ``is_kept``, 16 bits.
 
@@ -156,9 +157,11 @@ def measure_costs(
     if not is_wanted:
         writer.change_arch(kv_key_bits=16, kv_value_bits=16)
         return {}
-    trial = _Trial(writer, is_kept, n_measured_tokens(n_weights), n_threads, progress)
+    most_tokens = n_measured_tokens(n_weights)
+    if not most_tokens:
+        return {}
     try:
-        kv, acts = trial.run()
+        kv, acts = _Trial(writer, is_kept, most_tokens, n_threads, begin()).run()
     except (QsfIOError, QsfFormatError):
         raise
     except QsfError:  # the tokenizer cannot encode the text, or the context is too short
