@@ -116,8 +116,9 @@ _Lora = Annotated[
     typer.Option(
         "--lora",
         help="merge an adapter of low rank into the weights before they are rounded: a folder of "
-        "PEFT (LoRA, DoRA), with :0.5 behind it at half its strength; may be given several times",
-        metavar="FOLDER[:SCALE]",
+        "PEFT (LoRA, DoRA) or a GGUF file, with :0.5 behind it at half its strength; may be given "
+        "several times",
+        metavar="ADAPTER[:SCALE]",
     ),
 ]
 _Compress = Annotated[

@@ -58,8 +58,8 @@ class Request:
             file's defaults are the safe ones.
         n_threads: threads that round; default: one per core.
         unkept_type: with ``keep``, type of matrices that cannot be kept.
-        adapters: adapters of low rank, merged before rounding: PEFT's folders, each with a colon
-            and a scale or without (1).
+        adapters: adapters of low rank, merged before rounding: PEFT's folders or GGUF files, each
+            with a colon and a scale or without (1).
     """
 
     quant_type: str | None = None

@@ -1,6 +1,7 @@
 """Adapters of low rank (LoRA, DoRA): a model's matrices become W + s B A before they are rounded.
 
-Read are PEFT's folders, adapter_config.json with adapter_model.safetensors or .bin. Each tensor of
+Read are PEFT's folders, adapter_config.json with adapter_model.safetensors or .bin, and the GGUF
+files that llama.cpp makes of them. Each tensor of
 an adapter must belong to a matrix of the model, and each field of its configuration that changes
 what it computes is read; everything else is refused by name, since a part that is passed over
 would give another model than the one that was trained.
@@ -12,18 +13,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
-from qsf.file.layout import TensorType
 from qsf_converter.sources import metadata
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.checkpoint import (
@@ -33,11 +34,13 @@ from qsf_converter.sources.checkpoint import (
     SourceTensor,
     to_float32,
 )
-from qsf_converter.sources.checkpoint_files import FileCheckpoint
+from qsf_converter.sources.checkpoint_files import FileCheckpoint, Located
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
 from qsf_converter.sources.families.family import Facts, Family
-from qsf_converter.sources.families.rules import Where
+from qsf_converter.sources.families.rules import T, TensorRule, Where
+from qsf_converter.sources.gguf_config import dialect_of, names_in_gguf
+from qsf_converter.sources.gguf_file import GgufHead, read_parts
 
 Float64Array = NDArray[np.float64]
 
@@ -80,28 +83,34 @@ class _Change:
 
 
 class Adapter:
-    """An open adapter: ``name``, ``scale``, ``sha256`` of all that it says; ``changes`` by module.
+    """An open adapter: ``name``, ``scale``, ``sha256`` of all that it says; ``changes`` by module,
+    or of a GGUF file by the tensor that is changed. ``head`` is that of a GGUF file.
 
     Raises QsfConversionError for an adapter that cannot be merged.
     """
 
-    def __init__(self, path: Path, scale: float, stored: FileCheckpoint[Any]) -> None:
+    def __init__(self, path: Path, scale: float, stored: _Stored) -> None:
         self.path, self.scale, self._stored = path, scale, stored
         self.name = metadata.file_name(path.resolve().name)
-        config = metadata.read_json_object(path / _CONFIG) or {}
-        _check_config(path, config)
-        self.changes = dict(_changes(path, config, scale, stored.tensors))
+        self.head = stored.head if isinstance(stored, _Gguf) else None
+        if self.head is None:
+            config = metadata.read_json_object(path / _CONFIG) or {}
+            _check_config(path, config)
+            found, key = _changes(path, config, scale, stored.tensors), config
+        else:
+            found, key = _changes_of_gguf(path, self.head.metadata, scale, stored.tensors), {}
+        self.changes = dict(found)
         for name in stored.tensors:
             if not np.isfinite(self._values(name)).all():
                 raise QsfConversionError(f"{path}: {name} holds numbers that are not finite")
-        digest = hashlib.sha256(metadata.read_bytes(path / _CONFIG) or b"")
-        digest.update(stored.digest().encode())
-        self.sha256 = digest.hexdigest()
+        said = json.dumps(key, sort_keys=True) if self.head is None else self.head.metadata_sha256
+        self.sha256 = hashlib.sha256(f"{said} {stored.digest()}".encode()).hexdigest()
         self.factors = functools.lru_cache(8)(self._factors)
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return (*self._stored.paths, self.path / _CONFIG)
+        more = (self.path / _CONFIG,) if self.head is None else ()
+        return (*self._stored.paths, *more)
 
     def meta(self) -> dict[str, Any]:
         """Return what META records of it."""
@@ -114,27 +123,39 @@ class Adapter:
         tensor = self._stored.tensors[name]
         return to_float32(self._stored.read_rows(name, 0, tensor.n_rows)).astype(np.float64)
 
-    def _factors(self, module: str) -> tuple[Float64Array, Float64Array, Float64Array | None]:
-        """Return s A [r, in], B [out, r] and m [out]."""
+    def _factors(
+        self, module: str, n_heads: int
+    ) -> tuple[Float64Array, Float64Array, Float64Array | None]:
+        """Return s A [r, in], B [out, r] and m [out]; rows of B, those of ``n_heads`` heads, are
+        interleaved in the file as those of `GgufCheckpoint`.
+        """
         change = self.changes[module]
         m = None if change.magnitude is None else self._values(change.magnitude)[0]
-        return change.factor * self._values(change.a), self._values(change.b), m
+        b = self._values(change.b)
+        if n_heads:
+            halves = b.reshape(n_heads, -1, 2, b.shape[1]).swapaxes(1, 2)
+            b = np.ascontiguousarray(halves).reshape(b.shape)
+        return change.factor * self._values(change.a), b, m
 
 
 @contextlib.contextmanager
 def open_adapter(text: str) -> Iterator[Adapter]:
-    """Open the adapter that ``text`` names: a folder, or a folder, a colon and a scale.
+    """Open the adapter that ``text`` names: a PEFT folder or a GGUF file, or that, a colon and a
+    scale.
 
-    Raises QsfArgumentError for a scale that is no number, QsfIOError if there is no such folder,
+    Raises QsfArgumentError for a scale that is no number, QsfIOError if there is no such path,
     QsfConversionError for an adapter that cannot be merged.
     """
     path, scale = _parsed(text)
-    if not path.is_dir():
-        what = "a PEFT folder is expected, not a file" if path.exists() else "no such adapter"
-        raise QsfIOError(f"{path}: {what}; --lora takes FOLDER or FOLDER:SCALE")
-    if not (path / _CONFIG).exists():
-        raise QsfConversionError(f"{path}: no {_CONFIG}; is it a folder that PEFT has saved?")
-    opener = _Safetensors if (path / _Safetensors.NAME).exists() else _Torch
+    if not path.exists():
+        raise QsfIOError(f"{path}: no such adapter; --lora takes ADAPTER or ADAPTER:SCALE")
+    opener: type[_Stored] = _Gguf
+    if path.is_dir():
+        if not (path / _CONFIG).exists():
+            raise QsfConversionError(f"{path}: no {_CONFIG}; is it a folder that PEFT has saved?")
+        opener = _Safetensors if (path / _Safetensors.NAME).exists() else _Torch
+    elif path.suffix.lower() != ".gguf":
+        raise QsfConversionError(f"{path}: a PEFT folder is expected, or a GGUF file")
     with opener(path) as stored:
         yield Adapter(path, scale, stored)
 
@@ -165,6 +186,20 @@ class _Torch(TorchCheckpoint):
     def _open(self, model_dir: Path) -> None:
         if not self._open_named(model_dir, self.NAME, f"{self.NAME}.index.json"):
             raise QsfConversionError(f"{model_dir}: neither {_Safetensors.NAME} nor {self.NAME}")
+
+
+class _Gguf(FileCheckpoint[Located]):
+    head: GgufHead
+
+    def _open(self, place: Path) -> None:
+        self.head, self._paths = read_parts(place, self._open_raw)
+        for name, tensor in self.head.tensors.items():
+            source = SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
+            file, path = self._files[tensor.part], self._paths[tensor.part]
+            self._located[name] = Located(source, file, path, tensor.offset)
+
+
+_Stored = _Safetensors | _Torch | _Gguf
 
 
 # ---- PEFT's configuration and names ----
@@ -270,6 +305,34 @@ def _changes(
         )
 
 
+# ---- GGUF files ----
+
+
+def _changes_of_gguf(
+    path: Path, fields: Mapping[str, Any], scale: float, tensors: Mapping[str, SourceTensor]
+) -> Iterator[tuple[str, _Change]]:
+    """Yield each changed tensor with its change, as llama.cpp reads them."""
+    wanted = {"general.type": "adapter", "adapter.type": "lora"}
+    known = {**wanted, "adapter.lora.task_name": None, "adapter.lora.alpha": None}
+    for key in (*wanted, *(key for key in fields if key.startswith("adapter."))):
+        value = fields.get(key)
+        if key not in known or value != wanted.get(key, value):
+            raise QsfConversionError(
+                f"{path}: {key} = {shown(value)} is not supported: {_WITH_PEFT}"
+            )
+    alpha = _number(path, "adapter.lora.alpha", fields.get("adapter.lora.alpha", 0), is_rank=False)
+    names = {name.removesuffix(".lora_a").removesuffix(".lora_b") for name in tensors}
+    wanted_names = {f"{name}.lora_{part}" for name in names for part in "ab"}
+    for name in sorted(wanted_names ^ tensors.keys()):
+        raise QsfConversionError(f"{path}: tensor {shown(name)} is missing, or none of a LoRA")
+    for name in names:
+        rank = tensors[f"{name}.lora_a"].shape[0]
+        if not rank:
+            raise QsfConversionError(f"{path}: {shown(name)} has rank 0")
+        factor = scale * alpha / rank if alpha else scale
+        yield name, _Change(f"{name}.lora_a", f"{name}.lora_b", None, factor)
+
+
 # ---- the merged checkpoint ----
 
 
@@ -280,11 +343,11 @@ def merged(
 
     Raises QsfConversionError for a matrix that the model lacks, or that has another shape.
     """
-    found = _Names(stored, family, facts)
-    changed: dict[str, list[tuple[Adapter, str]]] = {}
+    changed: dict[str, list[_Part]] = {}
     for adapter in adapters:
+        found = _Names(adapter, stored, family, facts)
         for module, change in adapter.changes.items():
-            name, (n_out, n_in) = found.matrix(adapter, module)
+            name, (n_out, n_in) = found.matrix(module)
             rank = adapter.shape(change.a)[0]
             wanted: dict[str, tuple[int, ...]] = {change.a: (rank, n_in), change.b: (n_out, rank)}
             wanted |= {} if change.magnitude is None else {change.magnitude: (n_out,)}
@@ -295,7 +358,10 @@ def merged(
                         f"{name} [{n_out}, {n_in}] it must be {list(shape)}: is it an adapter of "
                         "another model?"
                     )
-            changed.setdefault(name, []).append((adapter, module))
+            n_heads = found.n_heads(name)
+            factors = functools.partial(adapter.factors, module, n_heads)
+            merge = _Part(factors, found.is_transposed(name))
+            changed.setdefault(name, []).append(merge)
     return DerivedCheckpoint(
         stored,
         [
@@ -304,7 +370,7 @@ def merged(
                 stored.tensors[name].shape,
                 "F32",
                 [name],
-                _Merged(stored, name, parts, is_transposed=found.is_transposed(name)).rows,
+                _Merged(stored, name, parts).rows,
             )
             for name, parts in changed.items()
         ],
@@ -312,40 +378,56 @@ def merged(
 
 
 class _Names:
-    """Finds the matrices of a model by the names of its modules."""
+    """Finds the matrices of a model by the names that an adapter has for them."""
 
-    def __init__(self, stored: Checkpoint, family: Family, facts: Facts) -> None:
-        self._stored = stored
+    def __init__(self, adapter: Adapter, stored: Checkpoint, family: Family, facts: Facts) -> None:
+        self._adapter, self._stored = adapter, stored
         self._prefixes = sorted({*family.prefixes, "model."}, key=len, reverse=True)
         self._names = {self._bare(name): name for name in stored.tensors}
-        rules = (*family.rules, *(rule for layout in family.layouts for rule in layout))
-        self._transposed = [_name_pattern(rule.source) for rule in rules if rule.transposed]
-        heads = [rule.source for rule in family.rules if rule.target == TensorType.HEAD]
-        self._tied = heads if facts.arch.tied_head else []
-        self._reordered = _reordered(family)
+        original = FAMILIES[family.name]
+        self._file, in_gguf, heads = None, family, {}
+        if adapter.head is not None:
+            fields, header = adapter.head.metadata, facts.header
+            try:
+                self._file = names_in_gguf(fields, family.name)
+            except QsfConversionError as error:
+                raise QsfConversionError(f"{adapter.path}: {error}") from error
+            in_gguf = self._file.family
+            if dialect_of(fields)[1].is_permuted:
+                n_kv_heads = header.n_kv_heads or header.n_heads
+                heads = {".q_proj.": header.n_heads, ".k_proj.": n_kv_heads}
+        self._heads: Mapping[str, int] = heads
+        self._transposed = _patterns(family, lambda rule: rule.transposed)
+        refused = _patterns(original, lambda rule: rule.target in (T.EMBEDDING, T.OWN_TABLE))
+        if facts.arch.tied_head:
+            refused += _patterns(original, lambda rule: rule.target == T.HEAD)
+        self._refused = {"the embedding, or a head that is the embedding": refused}
+        if self._file is not None:
+            what = "a matrix that its family stores transposed (GPT-2)"
+            self._refused[what] = _patterns(original, lambda rule: rule.transposed)
+        if (self._file is None) != (family is original):
+            what = "a matrix whose rows GGUF files may hold in another order than the original"
+            self._refused[what] = _reordered(original, in_gguf)
 
     def _bare(self, name: str) -> str:
         prefix = next((start for start in self._prefixes if name.startswith(start)), "")
         return name.removeprefix(prefix)
 
-    def matrix(self, adapter: Adapter, module: str) -> tuple[str, tuple[int, int]]:
+    def matrix(self, module: str) -> tuple[str, tuple[int, ...]]:
         """Return the name of a module's matrix, and its shape as [out, in]."""
-        wanted = f"{module}.weight"
-        if self._bare(wanted) in self._tied:
-            raise QsfConversionError(
-                f"{adapter.path}: it changes the head, {wanted}, which this model shares with its "
-                f"embedding (tie_word_embeddings): {_WITH_PEFT}"
-            )
-        name = wanted if wanted in self._stored.tensors else self._names.get(self._bare(wanted))
-        if name is not None and any(p.fullmatch(self._bare(name)) for p in self._reordered):
-            raise QsfConversionError(
-                f"{adapter.path}: it changes {wanted}, whose rows GGUF files hold in another order "
-                "in this family: convert the original model with it"
-            )
+        wanted = f"{module}.weight" if self._file is None else self._file.name_there(module)
+        bare = self._bare(wanted)
+        for what, patterns in self._refused.items():
+            if any(pattern.fullmatch(bare) for pattern in patterns):
+                raise QsfConversionError(
+                    f"{self._adapter.path}: it changes {shown(module)}, {what}, which is not "
+                    f"supported: {_WITH_PEFT}"
+                )
+        name = wanted if wanted in self._stored.tensors else self._names.get(bare)
         shape = () if name is None else self._stored.tensors[name].shape
         if name is None or len(shape) != 2:
             raise QsfConversionError(
-                f"{adapter.path}: it changes {shown(wanted)}, and the model "
+                f"{self._adapter.path}: it changes {shown(module)}, and the model "
                 f"{'has no such tensor' if name is None else 'stores that as no matrix'}: is it an "
                 f"adapter of another model? If not, {_WITH_PEFT}"
             )
@@ -355,23 +437,34 @@ class _Names:
         """Return whether a matrix is stored as [in, out] (GPT-2's Conv1D)."""
         return any(pattern.fullmatch(self._bare(name)) for pattern in self._transposed)
 
+    def n_heads(self, name: str) -> int:
+        """Return how many heads of interleaved rows the adapter's B has; 0: none."""
+        return next((n for part, n in self._heads.items() if part in name), 0)
 
-def _reordered(family: Family) -> list[re.Pattern[str]]:
-    """Return the names of matrices whose outputs a GGUF file has in another order, as far as the
-    checkpoint does not restore it.
+
+def _patterns(family: Family, is_wanted: Callable[[TensorRule], object]) -> list[re.Pattern[str]]:
+    """Return expressions for the names of the tensors that some rules of the family read."""
+    rules = (*family.rules, *(rule for layout in family.layouts for rule in layout))
+    return [_name_pattern(rule.source) for rule in rules if is_wanted(rule)]
+
+
+def _reordered(original: Family, in_gguf: Family) -> list[re.Pattern[str]]:
+    """Return the names of matrices whose outputs a GGUF file may have in another order, which the
+    checkpoint does not restore: fused ones, and value heads of recurrent layers.
     """
-    original = FAMILIES[family.name]
-    if family is original:
-        return []
-    is_recurrent = any(rule.where in (Where.DELTA, Where.SSD) for rule in family.rules)
-    if family.derive is not None or is_recurrent:  # whose value heads it may have in another order
+    if in_gguf.derive or _patterns(original, lambda rule: rule.where in (Where.DELTA, Where.SSD)):
         return [re.compile(".*")]
-    own = {rule.groups for rule in family.rules}
-    return [_name_pattern(rule.source) for rule in original.rules if rule.groups not in own]
+    groups = {rule.groups for rule in in_gguf.rules}
+    return _patterns(original, lambda rule: rule.groups not in groups)
 
 
 def _name_pattern(source: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\{\w+\\}", r"\\w+", re.escape(source)))
+
+
+class _Part(NamedTuple):
+    factors: Callable[[], tuple[Float64Array, Float64Array, Float64Array | None]]
+    is_transposed: bool
 
 
 class _Merged:
@@ -381,19 +474,17 @@ class _Merged:
         self,
         stored: Checkpoint,
         name: str,
-        parts: Sequence[tuple[Adapter, str]],
-        *,
-        is_transposed: bool,
+        parts: Sequence[_Part],
     ) -> None:
         self._stored, self._name, self._parts = stored, name, parts
-        self._is_transposed = is_transposed
+        self._is_transposed = parts[0].is_transposed
         self._lengths: dict[int, Float64Array] = {}  # of the outputs of a transposed matrix
 
     def rows(self, start: int, stop: int) -> NDArray[np.float32]:
         own = self._own(start, stop)
         total = own.copy()
-        for i, (adapter, module) in enumerate(self._parts):
-            magnitude = adapter.factors(module)[2]
+        for i, part in enumerate(self._parts):
+            magnitude = part.factors()[2]
             change = self._change(i, start, stop)
             if magnitude is not None:  # as PEFT adds up several: each by itself changes W
                 factor = magnitude / self._output_lengths(i)
@@ -409,8 +500,7 @@ class _Merged:
         return to_float32(self._stored.read_rows(self._name, start, stop)).astype(np.float64)
 
     def _change(self, i: int, start: int, stop: int) -> Float64Array:
-        adapter, module = self._parts[i]
-        a, b, _ = adapter.factors(module)
+        a, b, _ = self._parts[i].factors()
         return (b @ a[:, start:stop]).T if self._is_transposed else b[start:stop] @ a
 
     def _output_lengths(self, i: int) -> Float64Array:
