@@ -67,6 +67,7 @@ _INITS: Final = (True, False, "gaussian", "eva", "orthogonal")
 _WITH_PEFT: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and convert the result"
 _MAX_PATTERNS: Final = 1 << 12
 _MAX_PATTERN_CHARS: Final = 500
+_MAX_NAME_CHARS: Final = 250
 _SLAB_ROWS: Final = 256
 
 
@@ -261,8 +262,8 @@ def _by_module(
 def _pattern(path: Path, key: str, text: str) -> re.Pattern[str]:
     """Return PEFT's expression for a pattern; refuse those that might be matched for years."""
     bare = re.sub(r"\\.|\(\?:", "", text)
-    counts = [len(re.findall(kind, bare)) for kind in ("[*+?{]", r"\(")]
-    if len(text) > _MAX_PATTERN_CHARS or max(counts) > 3:
+    is_nested = re.search(r"\)[*+{]", bare) is not None
+    if is_nested or len(text) > _MAX_PATTERN_CHARS or len(re.findall("[*+?{]", bare)) > 2:
         raise QsfConversionError(f"{path}: {key}: {shown(text)} is too complex: {_WITH_PEFT}")
     try:
         return re.compile(rf"(.*\.)?({text})$")
@@ -277,7 +278,7 @@ def _changes(
     parts: dict[str, dict[str, str]] = {}
     has_magnitude = bool(config.get("use_dora"))
     for name in tensors:
-        match = _KEY.fullmatch(name)
+        match = _KEY.fullmatch(name) if len(name) <= _MAX_NAME_CHARS else None
         if match is None or (match["part"] == "lora_magnitude_vector" and not has_magnitude):
             raise QsfConversionError(
                 f"{path}: tensor {shown(name)} is none of a LoRA on a matrix: {_WITH_PEFT}"
