@@ -56,6 +56,7 @@ _EPILOG = f"""Examples:
   qsf convert examples/tiny-llama tiny.qsf --report tiny.html
   qsf convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
   qsf convert examples/tiny-llama tiny.qsf --target-size 1.5MB --calibration my.txt
+  qsf convert examples/tiny-llama tiny.qsf --lora my-adapter --lora other:0.5
 
 {
     textwrap.fill(
@@ -108,6 +109,16 @@ _TernaryRule = Annotated[
     typer.Option(
         help="how ternary types round: search finds the best scale of each block and keeps "
         "ternary weights exact; absmean is BitNet's rule, one scale for each matrix"
+    ),
+]
+_Lora = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        help="merge an adapter of low rank into the weights before they are rounded: a folder of "
+        "PEFT (LoRA, DoRA) or a GGUF file, with :0.5 behind it at half its strength; may be given "
+        "several times",
+        metavar="ADAPTER[:SCALE]",
     ),
 ]
 _Compress = Annotated[
@@ -219,6 +230,7 @@ def convert_command(
     embed_type: _EmbedType = None,
     ternary_rule: _TernaryRule = DEFAULT_TERNARY_RULE,
     compress: _Compress = DEFAULT_COMPRESSION,
+    lora: _Lora = None,
     report_out: _ReportOut = None,
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
@@ -257,6 +269,7 @@ def convert_command(
         overwrite=force,
         measures_costs=not no_measure,
         n_threads=threads,
+        adapters=tuple(lora or ()),
     )
     report = _convert(request, model_dir, out, is_quiet=quiet)
     for warning in report.warnings:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -83,6 +83,7 @@ def convert(
     force: bool = False,
     measure: bool = True,
     threads: int | None = None,
+    lora: Sequence[str | os.PathLike[str]] = (),
     progress: Progress | None = None,
     phase: Phase | None = None,
 ) -> Report:
@@ -106,6 +107,7 @@ def convert(
         overwrite=force,
         measures_costs=measure,
         n_threads=threads,
+        adapters=tuple(os.fspath(each) for each in lora),
     )
     return convert_as(request, model_dir, out, progress=progress, phase=phase)
 
@@ -138,7 +140,7 @@ def convert_as(
     request.check()
     check_output(out, overwrite=request.overwrite)
     remove_abandoned(out)
-    with open_source(Path(model_dir)) as source:
+    with open_source(Path(model_dir), request.adapters) as source:
         check_not_a_source(out, source.files)
         requested_type = request.quant_type
         request, warnings = _with_type(request, source)

@@ -96,6 +96,7 @@ def _packed(
         "converter": {"name": "qsf-convert", "version": _version(), "options": options},
         "quality": quality.meta(),
         "licence": origin.licence,
+        **({"adapters": [a.meta() for a in source.adapters]} if source.adapters else {}),
         **more,
     }
     return json.dumps(meta, ensure_ascii=False).encode()

@@ -58,6 +58,8 @@ class Request:
             file's defaults are the safe ones.
         n_threads: threads that round; default: one per core.
         unkept_type: with ``keep``, type of matrices that cannot be kept.
+        adapters: adapters of low rank, merged before rounding: PEFT's folders or GGUF files, each
+            with a colon and a scale or without (1).
     """
 
     quant_type: str | None = None
@@ -74,6 +76,7 @@ class Request:
     measures_costs: bool = True
     n_threads: int | None = None
     unkept_type: str = DEFAULT_EMBED_TYPE
+    adapters: tuple[str, ...] = ()
 
     @property
     def layer_type(self) -> str:

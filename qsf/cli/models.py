@@ -82,6 +82,7 @@ def _summary(reader: Reader) -> list[str]:
     has_template = isinstance(parts.template, ChatTemplate) and not parts.template.is_plain
     rows = {
         "name": source.get("name") if isinstance(source, dict) else None,
+        "adapters": _adapters(meta),
         "file": reader.path,
         "size": f"{reader.file_bytes / _MB:,.1f} MB, {n_weights / 1e6:,.0f} million weights",
         "type": type_of(reader),
@@ -98,6 +99,13 @@ def _summary(reader: Reader) -> list[str]:
     if reader.arch.target_dim:
         rows |= {"answers": "none: it guesses for another model (--draft)", "sampling": None}
     return [f"{name:9} {str(value)[:200]}" for name, value in rows.items() if value]
+
+
+def _adapters(meta: dict[str, Any]) -> str:
+    """Return the adapters that a conversion merged, from META, which is untrusted."""
+    listed = meta.get("adapters")
+    named = [a for a in listed if isinstance(a, dict)] if isinstance(listed, list) else []
+    return ", ".join(f"{str(a.get('name'))[:40]} x {str(a.get('scale'))[:10]}" for a in named)
 
 
 def kept_file(model: str) -> Path:

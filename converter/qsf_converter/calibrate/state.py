@@ -60,6 +60,7 @@ def state_key(source: Source, request: Request, text: CalibrationText) -> str:
         "quant_type": request.layer_type,
         "embed_type": request.embed_type,
         "options": request.meta_options(),
+        "adapters": [adapter.meta() for adapter in source.adapters],
         "fitted": hashlib.sha256(text.fitted.tobytes()).hexdigest(),
         "held_out": hashlib.sha256(text.held_out.tobytes()).hexdigest(),
     }

@@ -169,6 +169,22 @@ def read_model(
     return GgufModel(config, family, names, tuple(warnings[:8]))
 
 
+def names_in_gguf(metadata: Metadata, family_name: str) -> GgufModel:
+    """Return the family, and its names, in files of the architecture that an adapter states.
+
+    Raises QsfConversionError if that architecture has not this family.
+    """
+    family, form = dialect_of(metadata)
+    if family_name not in (family.name, *form.others) or form.unused_flag is not None:
+        raise QsfConversionError(
+            f"its architecture is {metadata['general.architecture']}, and the model is "
+            f"{family_name}: it is an adapter of another model, or these are not supported"
+        )
+    family = _as_stored(FAMILIES[family_name], form)
+    names, _ = _tensor_names(metadata["general.architecture"], family, form, {})
+    return GgufModel({}, family, names, ())
+
+
 def _is_there(pattern: str, shapes: Mapping[str, Any]) -> bool:
     at, _, rest = pattern.partition("{layer}")
     return any(name.startswith(at) and name.endswith(rest) for name in shapes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from qsf.foreign_json import read_json
 from qsf.text.render import one_process
 from qsf_converter import sources
 from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, quantised
+from qsf_converter.sources.adapters import Adapter, merged, open_adapter
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import KEPT, Checkpoint, DerivedCheckpoint, padded, to_float32
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
@@ -54,10 +55,12 @@ class Source:
     keeps: bool = False  # matrices can be stored unchanged
     unkept_type: LeastType | None = None  # of its other matrices
     is_ternary: bool = False  # the layers' matrices are already ternary
+    adapters: tuple[Adapter, ...] = ()  # merged into the checkpoint
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return (*self.checkpoint.paths, *self.path.glob("*.json"))
+        of_adapters = (path for adapter in self.adapters for path in adapter.paths)
+        return (*self.checkpoint.paths, *self.path.glob("*.json"), *of_adapters)
 
     def require_tokenizer(self) -> None:
         if self.tokenizer is None:
@@ -80,8 +83,8 @@ class Source:
 
 
 @contextlib.contextmanager
-def open_source(path: Path) -> Iterator[Source]:
-    """Open a HuggingFace model directory, or a GGUF file.
+def open_source(path: Path, adapters: Sequence[str] = ()) -> Iterator[Source]:
+    """Open a HuggingFace model directory, or a GGUF file, with adapters (``open_adapter``) merged.
 
     Of a directory's weights safetensors are preferred to those of torch.save. Raises
     QsfConversionError when there is no model that can be converted, QsfIOError when the system
@@ -93,12 +96,14 @@ def open_source(path: Path) -> Iterator[Source]:
         is_dir = path.is_dir()
     except PermissionError as error:
         raise QsfIOError(f"{path}: {error.strerror}") from error
-    with _open_directory(path) if is_dir else _open_gguf(path) as source:
+    with contextlib.ExitStack() as stack:
+        opened = tuple(stack.enter_context(open_adapter(text)) for text in adapters)
+        source = stack.enter_context((_open_directory if is_dir else _open_gguf)(path, opened))
         yield source
 
 
 @contextlib.contextmanager
-def _open_directory(path: Path) -> Iterator[Source]:
+def _open_directory(path: Path, adapters: tuple[Adapter, ...]) -> Iterator[Source]:
     config = metadata.read_json_object(path / "config.json")
     if config is None:
         raise QsfConversionError(
@@ -141,6 +146,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
             origin=origin,
             is_ternary=is_ternary,
             keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
+            adapters=adapters,
         )
         yield _completed(source, left_out, lambda stored: with_dense_of_folder(stored, path))
 
@@ -148,6 +154,7 @@ def _open_directory(path: Path) -> Iterator[Source]:
 def _completed(
     source: Source, warnings: tuple[str, ...], with_dense: Callable[[Checkpoint], Checkpoint]
 ) -> Source:
+    source = _with_adapters(source) if source.adapters else source
     checkpoint, chat, tokenizer = source.checkpoint, source.chat, source.tokenizer
     if is_classifier(source.family):
         checkpoint, head = with_classifier(checkpoint, source.family, source.config)
@@ -163,6 +170,17 @@ def _completed(
     checkpoint = padded(checkpoint, facts.padded)
     return dataclasses.replace(
         source, facts=facts, checkpoint=checkpoint, tokenizer=tokenizer, chat=chat
+    )
+
+
+def _with_adapters(source: Source) -> Source:
+    """Return the source with its adapters merged: what they change has f32, so no stored type."""
+    checkpoint = merged(source.checkpoint, source.adapters, source.family, source.facts)
+    return dataclasses.replace(
+        source,
+        checkpoint=checkpoint,
+        keeps=any(tensor.dtype in KEPT for tensor in checkpoint.tensors.values()),
+        is_ternary=False,
     )
 
 
@@ -200,7 +218,7 @@ def _gguf_hint(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _open_gguf(path: Path) -> Iterator[Source]:
+def _open_gguf(path: Path, adapters: tuple[Adapter, ...]) -> Iterator[Source]:
     if path.suffix.lower() != ".gguf" and not _is_gguf(path):
         raise QsfConversionError(
             f"{path}: a model directory or a GGUF file is expected, not a file of another kind"
@@ -210,11 +228,13 @@ def _open_gguf(path: Path) -> Iterator[Source]:
             facts = read_facts(checkpoint.family, checkpoint.config)
         except QsfConversionError as error:
             raise QsfConversionError(f"{path}: its metadata, as {error}") from error
-        yield _source_of_gguf(path, checkpoint, facts)
+        yield _source_of_gguf(path, checkpoint, facts, adapters)
 
 
 @one_process()
-def _source_of_gguf(path: Path, checkpoint: GgufCheckpoint, facts: Facts) -> Source:
+def _source_of_gguf(
+    path: Path, checkpoint: GgufCheckpoint, facts: Facts, adapters: tuple[Adapter, ...]
+) -> Source:
     fields = checkpoint.head.metadata
     with ThreadPoolExecutor(1) as beside:  # the template is tried in another process
         trial = beside.submit(
@@ -236,6 +256,7 @@ def _source_of_gguf(path: Path, checkpoint: GgufCheckpoint, facts: Facts) -> Sou
         least_type=checkpoint.least_type,
         keeps=checkpoint.keeps,
         unkept_type=checkpoint.unkept_type,
+        adapters=adapters,
         origin=Origin(
             name=_text(fields, "general.name") or metadata.file_name(path.stem),
             config_sha256=checkpoint.head.metadata_sha256,

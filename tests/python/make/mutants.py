@@ -66,7 +66,7 @@ _TEMPLATES = (
 )  # fmt: skip
 
 
-def _bytes(rng: random.Random, data: bytes) -> bytes:
+def changed_bytes(rng: random.Random, data: bytes) -> bytes:
     """Change a few bytes, or the length."""
     changed = bytearray(data)
     for _ in range(rng.randint(1, 6)):
@@ -77,10 +77,10 @@ def _bytes(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def _json(rng: random.Random, data: bytes) -> bytes:
+def changed_json(rng: random.Random, data: bytes) -> bytes:
     """Put something hostile in one or two places of a JSON object; or change its bytes."""
     if rng.random() < 0.15:
-        return _bytes(rng, data)
+        return changed_bytes(rng, data)
     if rng.random() < 0.05:
         return b'{"a":' * rng.choice([99, 99_999]) + b"1"
     value = json.loads(data)
@@ -107,20 +107,20 @@ def _chat(rng: random.Random, data: bytes) -> bytes:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "eos_token_id")
     generation[rng.choice((*names, "do_sample"))] = rng.choice(_HOSTILE)
     changed = json.dumps(chat).encode()
-    return _json(rng, changed) if rng.random() < 0.5 else changed
+    return changed_json(rng, changed) if rng.random() < 0.5 else changed
 
 
 def _stored_tokenizer(rng: random.Random, data: bytes) -> bytes:
     """As the file has it: compressed or not, and sometimes of a broken form."""
     if rng.random() < 0.2:
-        return _bytes(rng, data)
+        return changed_bytes(rng, data)
     changed = _tokenizer(rng, unpack_tokenizer(data))
     return pack_tokenizer(changed) if rng.random() < 0.5 else changed
 
 
 def _tokenizer(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.3:
-        return _json(rng, data)
+        return changed_json(rng, data)
     tokenizer = json.loads(data)
     for name, part in rng.sample(_TOKENIZER_PARTS, rng.randint(1, 2)):
         tokenizer[name] = part
@@ -130,15 +130,15 @@ def _tokenizer(rng: random.Random, data: bytes) -> bytes:
 # How a stranger changes each section. tools/lint_c.py compares the tags with docs/format.md and
 # with the reader: a section without a case here fails the lint.
 SECTIONS: dict[str, Callable[[random.Random, bytes], bytes]] = {
-    "UNIT": _bytes,
-    "ARCH": _bytes,
-    "KIND": _bytes,
-    "ROPE": _bytes,
-    "TENS": _bytes,
-    "EBND": _bytes,
-    "WPOS": _bytes,
-    "META": _json,
-    "TEXT": _bytes,
+    "UNIT": changed_bytes,
+    "ARCH": changed_bytes,
+    "KIND": changed_bytes,
+    "ROPE": changed_bytes,
+    "TENS": changed_bytes,
+    "EBND": changed_bytes,
+    "WPOS": changed_bytes,
+    "META": changed_json,
+    "TEXT": changed_bytes,
     "TOKN": _stored_tokenizer,
     "CHAT": _chat,
 }
@@ -180,9 +180,9 @@ def session_mutant(data: bytes, seed: int) -> bytes:
     head, note, tokens, table, state = (data[a:b] for a, b in itertools.pairwise([0, *ends]))
     kind = rng.choice(["head", "note", "tokens", "state", "bytes"])
     if kind == "bytes":
-        return _bytes(rng, data)  # and checksums as they were
+        return changed_bytes(rng, data)  # and checksums as they were
     if kind == "note":
-        note = _json(rng, note)
+        note = changed_json(rng, note)
     elif kind == "tokens":
         at = 4 * rng.randrange(n_tokens)
         tokens = tokens[:at] + rng.choice([b"\0" * 4, b"\xff" * 4, b"\1\2\0\0"]) + tokens[at + 4 :]
