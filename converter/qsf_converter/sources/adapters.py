@@ -1,10 +1,9 @@
 """Adapters of low rank (LoRA, DoRA): a model's matrices become W + s B A before they are rounded.
 
-Read are PEFT's folders, adapter_config.json with adapter_model.safetensors or .bin, and the GGUF
-files that llama.cpp makes of them. Each tensor of
-an adapter must belong to a matrix of the model, and each field of its configuration that changes
-what it computes is read; everything else is refused by name, since a part that is passed over
-would give another model than the one that was trained.
+An adapter is a folder of PEFT, adapter_config.json with adapter_model.safetensors or .bin, or a
+GGUF file that llama.cpp makes of one. Each of its tensors must belong to a matrix of the model, and
+each field of its configuration that changes what it computes is read. Everything else is refused by
+name: without that part the result would be another model than the one that was trained.
 """
 # SPDX-License-Identifier: Apache-2.0
 
@@ -170,7 +169,7 @@ def _parsed(text: str) -> tuple[Path, float]:
     except ValueError:
         return Path(text), 1.0  # which is no folder: a colon can be part of a path
     if not math.isfinite(scale) or scale == 0:
-        raise QsfArgumentError(f"--lora {text}: the scale {said} is no number but 0")
+        raise QsfArgumentError(f"--lora {text}: the scale must be a finite number other than 0")
     return Path(place), scale
 
 
