@@ -66,7 +66,7 @@ static qsf_status try_copy(const qsf_io *io)
 {
     unsigned char block[64];
     size_t done_bytes;
-    const size_t n_bytes = QSF_MIN(io->file->n_bytes, sizeof block);
+    const size_t n_bytes = (size_t)QSF_MIN(io->file->n_bytes, sizeof block);
     const int error = copy_out(io, 0, block, n_bytes, &done_bytes);
     QSF_FAIL_IF(error == ENOSYS || error == EPERM || error == EACCES, UNSUPPORTED,
                 "I/O method mmap: the system refuses process_vm_readv: %s", strerror(error));
@@ -130,7 +130,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
 {
     const uint64_t file_bytes = io->file->n_bytes;
     const size_t n_bytes =
-        read->off < file_bytes ? QSF_MIN(file_bytes - read->off, read->n_bytes) : 0;
+        read->off < file_bytes ? (size_t)QSF_MIN(file_bytes - read->off, read->n_bytes) : 0;
     if (n_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, n_bytes);
     size_t done_bytes = 0;
@@ -143,7 +143,7 @@ static qsf_status read_mapping(const qsf_io *io, const qsf_io_read *read)
         return qsf_io_fail_system(io, read, errno);
     const uint64_t now_bytes = (uint64_t)about.st_size;
     const size_t have_bytes =
-        read->off < now_bytes ? QSF_MIN(now_bytes - read->off, read->n_bytes) : 0;
+        read->off < now_bytes ? (size_t)QSF_MIN(now_bytes - read->off, read->n_bytes) : 0;
     if (have_bytes < read->need_bytes)
         return qsf_io_fail_short(io, read, have_bytes);
     if (done_bytes < read->need_bytes)
