@@ -169,7 +169,7 @@ def _parsed(text: str) -> tuple[Path, float]:
     except ValueError:
         return Path(text), 1.0  # which is no folder: a colon can be part of a path
     if not math.isfinite(scale) or scale == 0:
-        raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number other than 0")
+        raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number, or is 0")
     return Path(place), scale
 
 
