@@ -235,6 +235,8 @@ def _rounded_again(plan: Plan) -> list[str]:
 
 @dataclass(slots=True)
 class _Conversion:
+    """One conversion: first `plan`, then `write`."""
+
     source: Source
     request: Request
     out: Path
@@ -245,6 +247,7 @@ class _Conversion:
 
     @classmethod
     def of(cls, source: Source, request: Request, out: Path, phase: Phase) -> _Conversion:
+        """Read the calibration text, if there is one, and look for saved layers."""
         text = read_calibration_text(source, request)
         state = None
         if request.calibration is not None and text is not None:
@@ -252,6 +255,7 @@ class _Conversion:
         return cls(source, request, out, phase, text, state)
 
     def plan(self) -> Plan:
+        """Return the type, scale and outliers of every tensor."""
         source, policy = self.source, self.request.first_policy()
         plan = make_plan(source.family, source.facts, source.checkpoint, policy)
         for step in _STEPS:
@@ -260,9 +264,11 @@ class _Conversion:
 
     @property
     def has_free_types(self) -> bool:
+        """True if the types of all matrices are chosen."""
         return self.request.has_chosen_types and self.request.embed_type is None
 
     def with_types(self, plan: Plan) -> Plan:
+        """Return the plan with the types that were chosen; keep what was measured."""
         source, request = self.source, self.request
         tables, _ = _text_tables(source)
         text_bytes = {} if tables is None else {"TEXT": len(tables)}

@@ -64,6 +64,7 @@ class Noise:
 
     @classmethod
     def between(cls, rows: NDArray[np.float32], reference: NDArray[np.float32]) -> Noise:
+        """Compare logits [n_tokens, n_vocab], a row at a time to save memory."""
         sizes, lost = [], []
         for ours, theirs in zip(rows, reference, strict=True):
             ours_log, theirs_log = (log_probabilities(row[None])[0] for row in (ours, theirs))
@@ -88,9 +89,11 @@ class Noise:
 
     @property
     def change_percent(self) -> tuple[float, float]:
+        """The estimated change of perplexity, and its standard error."""
         return 100 * float(self.lost.mean()), 100 * _error_of(self.lost)
 
     def is_cheap(self, least_agreement: float) -> bool:
+        """Return whether the noise is within both limits."""
         change, error = self.change_percent
         return change + 2 * error <= _MOST_CHANGE_PERCENT and self.agreement >= least_agreement
 

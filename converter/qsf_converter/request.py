@@ -84,10 +84,12 @@ class Request:
 
     @property
     def has_target(self) -> bool:
+        """True if the size of the file is limited."""
         return self.target_bytes is not None or self.target_bpw is not None
 
     @property
     def has_chosen_types(self) -> bool:
+        """True if each matrix gets a type of its own."""
         return self.layer_type in (MIXED, AUTO)
 
     @property
@@ -194,6 +196,7 @@ class Request:
         return options
 
     def first_policy(self) -> Policy:
+        """Return the types before any measurement."""
         embed_type = self.embed_type
         if self.layer_type == KEEP:
             rest = parse_quant_type(self.unkept_type)

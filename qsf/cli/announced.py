@@ -38,6 +38,7 @@ class Running:
     started: int
 
     def is_of(self, path: Path) -> bool:
+        """Return whether a server can have written this to ``path``."""
         numbers = (self.pid, self.started)
         return (
             all(type(number) is int and 0 <= number < 2**31 for number in numbers)

@@ -74,6 +74,8 @@ run = typer_app.runner(app, PROGRAM)
 
 @dataclass(frozen=True, slots=True)
 class _Request:
+    """The command line, checked."""
+
     model: Path
     text: str
     ctx_tokens: int
@@ -277,6 +279,7 @@ def _read_text(path: Path, budget_mb: Any) -> str:
 
 
 def _measure(request: _Request, *, is_quiet: bool) -> tuple[Evaluation, str]:
+    """Evaluate; return the figures and the type of the model's KV cache."""
     line = ProgressLine(enabled=not is_quiet, unit="tokens")
 
     def leave(number: int) -> None:
@@ -343,6 +346,7 @@ def _is_qsf(path: Path) -> bool:
 
 
 def _working_mb(request: _Request) -> int:
+    """Return the MB that measuring takes after the models have been opened: an upper bound."""
     with Reader(request.model) as reader:
         n_vocab = reader.header.n_vocab
     n_sources = 1 if request.against is None else 2
@@ -350,6 +354,7 @@ def _working_mb(request: _Request) -> int:
 
 
 def _half_budget(request: _Request, budget_mb: int | str | None) -> int | None:
+    """Return a budget in MB that leaves equal room for the other model."""
     if budget_mb is None:
         return None
     if isinstance(budget_mb, str):
@@ -426,6 +431,7 @@ def _publish(
 def report_lines(
     request: _Request, evaluation: Evaluation, run_cache: _RunCache | None, text_path: Path
 ) -> Iterator[tuple[str, str]]:
+    """Yield the table for people: names and values."""
     e, opening = evaluation, request.opening
     arithmetic = "full-precision arithmetic" if opening.exact else "integer activations"
     skipping = f", quality {opening.quality:g}" if opening.quality < 1 else ""
@@ -452,6 +458,7 @@ def report_lines(
 
 
 def _stored_costs(path: Path) -> list[str]:
+    """Return the measured cost of the file's default arithmetic."""
     with Reader(path) as reader:
         return cost_lines(read_meta(reader))
 

@@ -135,6 +135,7 @@ def _parameters(tensors: tuple[Tensor, ...]) -> int:
 
 
 def _all_tensors(reader: Reader) -> tuple[Tensor, ...]:
+    """Return the tensors of all units; experts share those of their template."""
     return tuple(t for u in reader.units for t in u.tensors)
 
 
@@ -224,6 +225,7 @@ def describe(reader: Reader) -> dict[str, Any]:
 
 
 def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
+    """Yield the lines for people; texts of the file are in them as they are."""
     tensors = _all_tensors(reader)
     yield f"{reader.path}: {reader.file_bytes:,} bytes"
     yield from _fields("model", _header_fields(reader))
@@ -249,6 +251,7 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
 
 
 def _tokenizer(reader: Reader) -> str | None:
+    """Return which program part encodes and decodes text for this file."""
     return "engine" if "TEXT" in reader.sections else None
 
 
@@ -272,6 +275,7 @@ def _end_tokens(reader: Reader) -> list[dict[str, Any]]:
 
 
 def _has_template(reader: Reader) -> bool:
+    """Return whether messages are rendered by a template of the file."""
     if "CHAT" not in reader.sections:
         return False
     try:
@@ -403,6 +407,7 @@ def describe_kinds(reader: Reader) -> list[dict[str, Any]]:
 
 
 def describe_rope(reader: Reader) -> list[dict[str, Any]]:
+    """Return the RoPE sets of the section ROPE, with the number of their frequencies."""
     return [{**asdict(s), "frequencies": len(s.frequencies)} for s in reader.rope_sets]
 
 

@@ -109,6 +109,7 @@ def _adapters(meta: dict[str, Any]) -> str:
 
 
 def kept_file(model: str) -> Path:
+    """Return the .qsf file of a model that is converted already. Raises QsfError for none."""
     from qsf.find.names import meaning_of
 
     named = meaning_of(model)

@@ -51,6 +51,7 @@ _LEAST_CONTEXT = 2048  # tokens, for which sequences are given up
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run ``qsf-serve`` and return its exit code."""
     command.prepare_streams()
     words = sys.argv[1:] if arguments is None else arguments
     request: Request | None = None
@@ -396,6 +397,7 @@ def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _fingerprint(model: Model, path: Path) -> str:
+    """Return a digest of all that decides the bits of answers: the file, and how it computes."""
     info = model.info
     plan = info.plan
     with path.open("rb") as file:

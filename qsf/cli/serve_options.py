@@ -181,6 +181,7 @@ class ServeOptions(CheckedOptions):
             )
 
     def is_for_one(self, models: Collection[str]) -> bool:
+        """Return whether one model is served as long as the server runs."""
         return len(models) == 1 and not self.allow_pull
 
     def sessions(self) -> list[dict[str, Any]]:
@@ -210,6 +211,8 @@ class ServeOptions(CheckedOptions):
 
 @dataclass(frozen=True, slots=True)
 class Request:
+    """The command line, parsed."""
+
     models: tuple[str, ...]
     serving: ServeOptions
     opening: ModelOptions
@@ -240,6 +243,7 @@ def _parser() -> Parser:
 
 
 def parse(arguments: list[str]) -> Request:
+    """Return the command line, parsed. Raises UsageError, QsfArgumentError."""
     given = _parser().parse_args(arguments)
     if not given.model:
         raise UsageError("MODEL is missing: a .qsf file, a HuggingFace folder, a GGUF file")

@@ -73,6 +73,7 @@ class Pulls:
 
 
 def served_name(name: str) -> str:
+    """Return the name of a pulled model in its one spelling; other names unchanged."""
     try:
         return hub_name(name)
     except QsfArgumentError:

@@ -88,6 +88,7 @@ def stop_command(
 
 
 def _ask(server: Running, path: str, body: dict[str, Any] | None = None) -> tuple[int, Any]:
+    """Return the status and the value of a server's answer; 0: there is none in time."""
     try:
         address = urlsplit(server.url)
         host, port = address.hostname or "localhost", address.port

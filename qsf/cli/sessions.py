@@ -59,6 +59,7 @@ def list_sessions(
 
 @app.command()
 def show(files: _Files, is_json: _Json = False) -> None:
+    """Say what is in session files, check them, and print the conversation."""
     shown = []
     for path in files:
         with SessionFile(path) as file:

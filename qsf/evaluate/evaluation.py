@@ -226,6 +226,7 @@ class ModelLogits:
 
     @property
     def max_tokens(self) -> int:
+        """The context that the model was opened with."""
         return self._model.info.plan.ctx_tokens
 
     @property
@@ -528,6 +529,7 @@ class _Scores:
 
 
 def block_rows(n_vocab: int) -> int:
+    """Return how many rows of logits are computed at once."""
     return max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * n_vocab)))
 
 
@@ -618,6 +620,7 @@ def log_probabilities(rows: Logits, name: str = "the model") -> Floats:
 
 
 def _mean_error(values: Floats | NDArray[np.bool_]) -> float:
+    """Standard error of the mean; 0 for a single value."""
     return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
@@ -631,6 +634,7 @@ def _exp(nats: float) -> float:
 def _summary(
     scores: _Scores, windows: Sequence[Window], scored_bytes: int | None, **facts: Any
 ) -> Evaluation:
+    """Return the figures of the scores, beside the ``facts`` of how they were measured."""
     nll = np.concatenate(scores.nll)
     perplexity = _exp(float(nll.mean()))
     bits = float(nll.sum()) / math.log(2)
@@ -668,6 +672,7 @@ def _places(scores: _Scores, nll: Floats, windows: Sequence[Window]) -> tuple[Pl
 
 
 def _positions(window: Window, place_rows: int) -> NDArray[np.int64]:
+    """Return the place of each scored row, [n_rows]."""
     if window.depth is not None:
         return np.full(window.n_rows, window.depth)
     rows = np.arange(window.first_row, window.first_row + window.n_rows)

@@ -81,6 +81,7 @@ def pack_blocks(
 
 
 def unpack_block(compression: int, packed: bytes, raw_bytes: int) -> bytes:
+    """Return the ``raw_bytes`` bytes of a block that `pack_block` has made smaller."""
     if compression == Compression.ZSTD:
         return bytes(load_codec(compression).ZstdDecompressor().decompress(packed))
     room = ffi.new("char[]", raw_bytes)

@@ -124,6 +124,7 @@ class RopeSet:
 
 
 def plain_kind(header: Header, arch: Arch, *, is_gated: bool = True) -> LayerKind:
+    """Return the kind of every layer of a file that has no section KIND."""
     return LayerKind(
         n_heads=header.n_heads,
         n_kv_heads=header.n_kv_heads or header.n_heads,

@@ -61,6 +61,7 @@ def layer_unit(layer: int) -> UnitId:
 
 
 def pass_units(n_layers: int) -> list[UnitId]:
+    """Return the units that every pass uses, in order: all but experts."""
     return [EMBEDDING_UNIT, *map(layer_unit, range(n_layers)), FINAL_UNIT]
 
 
@@ -174,6 +175,8 @@ DEFAULT_ARCH: Final = Arch()
 
 @dataclass(frozen=True, slots=True)
 class Section:
+    """One entry of the directory."""
+
     tag: str
     off: int
     n_bytes: int
@@ -183,6 +186,8 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
+    """One entry of the tensor table."""
+
     unit_idx: int
     type: int
     n_rows: int
@@ -213,6 +218,8 @@ class Unit:
 
 
 class Stored(NamedTuple):
+    """The place and form of a written unit in the file."""
+
     compression: Compression
     stored_bytes: int
     raw_bytes: int

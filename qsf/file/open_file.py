@@ -15,6 +15,7 @@ PIECES_FOLDER: Final = "QSF_IN_PIECES"
 
 
 def begins_with(path: str | os.PathLike[str], magic: bytes) -> bool:
+    """Return whether ``path`` is a regular file that begins with ``magic``."""
     try:
         fd = os.open(path, READ_FLAGS)
     except (OSError, ValueError):

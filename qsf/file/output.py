@@ -94,6 +94,7 @@ class Output:
                 off += n
 
     def _get_at(self, off: int, n_bytes: int) -> bytes:
+        """Read back all bytes written so far."""
         data = bytearray()
         with self._system_calls():
             while len(data) < n_bytes:
@@ -114,11 +115,13 @@ class Output:
         self._at = lay.padded(self._at, align)
 
     def _truncate(self, n_bytes: int) -> None:
+        """Cut the file to ``n_bytes`` or extend it with zeros, and continue from there."""
         with self._system_calls():
             os.ftruncate(self._fd, n_bytes)
         self._at = n_bytes
 
     def _take_name(self) -> None:
+        """Rename the complete temporary to the path; both are on the disk first if it is synced."""
         with self._system_calls():
             if self._is_synced:
                 os.fsync(self._fd)

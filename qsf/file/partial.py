@@ -52,6 +52,7 @@ def create_partial(path: Path) -> tuple[int, Path]:
 
 
 def remove_abandoned(path: Path) -> None:
+    """Remove the temporaries of ``path`` whose processes have ended."""
     prefix = f".{path.name}."
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:

@@ -31,6 +31,7 @@ _FATAL = {401: "refuses", 403: "refuses", 404: "no longer has", 416: "has less o
 
 
 def is_ranged(path: Path) -> bool:
+    """Return whether ``path`` is a pointer that may be followed."""
     folder = os.environ.get(PIECES_FOLDER)
     return bool(folder) and path.suffix != ".json" and path.parent == Path(str(folder))
 
@@ -42,6 +43,7 @@ class RangedFile(io.RawIOBase):
     _pause = staticmethod(time.sleep)
 
     def __init__(self, name: str, url: str, n_bytes: int) -> None:
+        """Set the name for errors, the address and the size; nothing is read yet."""
         super().__init__()
         self._name, self._url, self._n_bytes = name, url, n_bytes
         # Imported late: only needed for models on the hub
@@ -54,6 +56,7 @@ class RangedFile(io.RawIOBase):
 
     @classmethod
     def of_pointer(cls, path: Path) -> RangedFile:
+        """Read the pointer at ``path``. Raises QsfConversionError if it is malformed."""
         try:
             facts = read_json_file(path, max_bytes=_MAX_POINTER_BYTES)
             return cls(path.name, str(facts["url"]), int(facts["size"]))
@@ -67,6 +70,7 @@ class RangedFile(io.RawIOBase):
         return True
 
     def seek(self, off: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte; see ``io.RawIOBase.seek``."""
         self._at = off + (0, self._at, self._n_bytes)[whence]
         return self._at
 

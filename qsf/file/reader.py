@@ -115,6 +115,7 @@ class Reader(Closing):
         return tuple(record(RopeSet, row) for row in self._rows("rope_sets"))
 
     def unit(self, unit_idx: int) -> Unit:
+        """Return a unit; QsfArgumentError if the file has no such unit."""
         if not 0 <= unit_idx < len(self.units):
             raise QsfArgumentError(f"unit {unit_idx}, the file has 0 .. {len(self.units) - 1}")
         return self.units[unit_idx]

@@ -235,6 +235,8 @@ class SessionFile(Closing):
             take(offset, block, crc32)
 
     def check_blocks(self) -> None:
+        """Read all of the state. Raises QsfFormatError if a block is damaged."""
+
         def check(offset: int, block: memoryview, crc32: int) -> None:
             if zlib.crc32(block) != crc32:
                 raise _damage(f"the block at {offset} of the state").located(self.path)

@@ -40,6 +40,8 @@ _UNFINISHED = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.incomplete")
 
 
 class Blobs:
+    """The blobs of one model, locked one by one as the library locks them."""
+
     def __init__(self, repo: str) -> None:
         folder = cache_folder(repo)
         self._folder, self._locks = folder / "blobs", folder.parent / ".locks" / folder.name
@@ -221,6 +223,7 @@ def _bar_of(n_bytes: int, *, is_quiet: bool) -> Any:
 
 
 def _check_answer(repo: str, answer: Any) -> None:
+    """Check an answer of the hub before the library uses it: the answer is untrusted."""
     for name, form in _HEADERS.items() if answer.request.method == "HEAD" else ():
         value = answer.headers.get(name)
         if value is not None and form.fullmatch(value) is None:
@@ -300,6 +303,7 @@ def _ask(repo: str, n_bytes: int, *, is_yes: bool) -> None:
 
 
 def _reason(repo: str, error: Any) -> str:
+    """Return the error's cause, and what to do."""
     kinds = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(getattr(error, "response", None), "status_code", None)
     if "GatedRepoError" in kinds or status == 403:

@@ -79,12 +79,14 @@ def hub_name(name: str) -> str:
 
 
 def hub_address(name: str) -> str:
+    """Return the address on the hub of a model by its name. Raises as ``hub_name``."""
     name = hub_name(name)
     short = suggested(name)
     return f"https://huggingface.co/{name if short is None else short.gguf}"
 
 
 def meaning_of(model: str) -> Named:
+    """Return the meaning of ``model``. Raises QsfError, with what to do, if it is no model."""
     url = _URL.match(model)
     if url is not None:
         model = url[1]
@@ -243,6 +245,7 @@ _HUB = "huggingface/hub"
 
 
 def cache_folder(repo: str) -> Path:
+    """Return the folder of ``org/name`` in the hub's cache."""
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 

@@ -108,6 +108,7 @@ def _download(named: Named, *, is_quiet: bool, is_yes: bool, keeps_copy: bool = 
 
 
 def elsewhere(repo: str) -> str:
+    """Return what to do without a network."""
     folder = repo.split("/")[-1]
     return (
         f"On a machine with a network `hf download {repo} --local-dir {folder}` gets it: copy "
@@ -125,6 +126,7 @@ _PROGRAMS = {
 
 
 def child_command(words: list[str]) -> list[str]:
+    """Return the command for one of our programs as a process of its own."""
     program, *arguments = words
     return [sys.executable, "-c", f"{_CHILD}{_PROGRAMS[program]}; main()", *arguments]
 

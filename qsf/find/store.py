@@ -101,6 +101,7 @@ _MAX_CHARS = 200
 
 
 def suggested(name: str) -> Suggested | None:
+    """Return the model with that short name, in any case of letters."""
     return next((model for model in SUGGESTED if model.name == name.lower()), None)
 
 
@@ -140,6 +141,7 @@ def store_folder() -> Path:
 
 
 def place_of(name: str, quant_type: str) -> Path:
+    """Return the path of the model with that name and type, which may not exist."""
     key = hashlib.sha256(f"{name}\0{quant_type}".encode()).hexdigest()[:8]
     slug = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).name)[:60].strip("-.") or "model"
     return store_folder() / f"{slug}-{quant_type}-{key}.qsf"
@@ -180,6 +182,7 @@ _MAX_NOTE_BYTES = 64 << 10
 
 
 def read_kept(path: Path) -> Kept | None:
+    """Return a converted model's record, or None if it is missing or incomplete."""
     note = path.with_suffix(".json")
     try:
         facts = read_json_file(note, max_bytes=_MAX_NOTE_BYTES)
@@ -206,6 +209,7 @@ def mark_used(path: Path) -> None:
 
 
 def all_kept() -> list[Kept]:
+    """Return all converted models, the one used last first."""
     try:
         paths = sorted(store_folder().glob("*.qsf"))
     except OSError:
@@ -224,6 +228,7 @@ def named(short_name: str, quant_type: str = "") -> list[Kept]:
 
 
 def remove(kept: Kept) -> None:
+    """Remove a converted model. Raises QsfIOError."""
     try:
         with locked(kept.path):
             kept.path.unlink(missing_ok=True)

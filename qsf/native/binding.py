@@ -64,6 +64,7 @@ def text_of(chars: Any) -> str:
 
 
 def optional_id(token: int) -> int | None:
+    """Return a token's id, or None if the engine has none."""
     return None if token == lib.QSF_TOKEN_NONE else token
 
 
@@ -172,6 +173,7 @@ class MemoryPlan(PlanFields):
 
     @property
     def taken_bytes(self) -> int:
+        """The most memory of the whole process with this plan."""
         return self.process_bytes + self.reserve_bytes + self.engine_bytes
 
     @property
@@ -232,6 +234,8 @@ def version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
+    """What the engine would run with here; fields as ``qsf_machine`` in qsf.h."""
+
     isa_name: str
     isa_available: tuple[str, ...]
     n_cores: int
@@ -242,6 +246,7 @@ class Machine:
 
 
 def describe_machine() -> Machine:
+    """Return the machine's facts; the two last fields describe this process at the moment."""
     out = ffi.new("qsf_machine *")
     check_status(lib.qsf_machine_describe(out))
     return record(Machine, out, isa_available=tuple(text_of(out.isa_available).split()))
@@ -338,6 +343,7 @@ class _Owner:
 
     @property
     def is_elsewhere(self) -> bool:
+        """The handle belongs to another process."""
         return self._pid != os.getpid()
 
     def check(self) -> None:
@@ -362,6 +368,7 @@ class _Handle:
         self._closed = closed
 
     def close(self) -> None:
+        """Let go of it; the memory of a model is freed with its last session."""
         handle, self._handle = self._handle, None
         if handle is not None:
             ffi.release(handle)
@@ -491,6 +498,7 @@ class NativeSession(_Handle):
         lib.qsf_session_cancel(self._live_handle())
 
     def read_logits(self, out: npt.NDArray[np.float32]) -> None:
+        """Copy the logits [n_vocab] after the last token."""
         floats = ffi.from_buffer("float[]", out, require_writable=True)
         check_status(lib.qsf_session_logits(self._live_handle(), floats, len(floats)))
 
@@ -527,6 +535,7 @@ def state_key(model: NativeModel) -> bytes:
 
 
 def describe_state(session: NativeSession) -> State:
+    """Return the description of the session's state; empty if the session cannot be continued."""
     out = ffi.new("qsf_state *")
     check_status(lib.qsf_session_describe_state(session._live_handle(), out))
     return record(State, out)

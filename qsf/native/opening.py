@@ -99,6 +99,7 @@ def text_budget_bytes(options: ModelOptions) -> int | None:
 def plan_native(
     path: str | os.PathLike[str], options: ModelOptions, reserve_bytes: int = 0
 ) -> binding.MemoryPlan:
+    """Return the memory plan, even if the budget is too small for it."""
     plan = binding.plan_model(path, native_options(options, reserve_bytes))
     return with_policy(plan, options)
 
@@ -137,6 +138,7 @@ def open_native(
 
 
 def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
+    """Return who chose the way of reading: the user or the probe."""
     if options.io not in (None, "auto"):
         return "as asked"
     return "found by a probe" if info.io_is_probed else "chosen"

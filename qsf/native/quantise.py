@@ -22,6 +22,8 @@ RULE_SCALE: int = lib.QSF_RULE_SCALE
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
+    """How to round; fields as ``qsf_rounding`` in qsf.h."""
+
     dtype: int
     rule: int
     scale: float

@@ -78,6 +78,7 @@ class Text:
             n_room = count[0]
 
     def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes that a token adds to a text; b"" if it does not exist."""
         return self._bytes_of(lib.qsf_token_text, token_id)
 
     def token_name(self, token_id: int) -> bytes:
@@ -103,6 +104,7 @@ class Text:
         return list(ffi.unpack(ids, n_ids)) if n_ids else []
 
     def decoder(self, *, at_start: bool, skip_special: bool) -> TextDecoder:
+        """Return a decoder for tokens that arrive one at a time."""
         return TextDecoder(self, at_start=at_start, skip_special=skip_special)
 
 
@@ -110,6 +112,7 @@ class TextDecoder:
     """A ``qsf_text_decoder``; for one thread at a time."""
 
     def __init__(self, text: Text, *, at_start: bool, skip_special: bool) -> None:
+        """Made by ``Text.decoder``."""
         flags = (lib.QSF_DETOKENIZE_START if at_start else 0) | (
             0 if skip_special else lib.QSF_DETOKENIZE_SPECIAL
         )

@@ -77,6 +77,7 @@ class TensorReport:
 
     @property
     def layer(self) -> int | None:
+        """The layer from the tensor's name: 3 for ``3.FFN_DOWN``, None for ``EMBEDDING``."""
         head, dot, _ = self.name.partition(".")
         is_number = dot and head.isascii() and head.isdigit() and len(head) < 9
         return int(head) if is_number else None
@@ -153,6 +154,7 @@ class Quality:
     n_unreadable: int = 0
 
     def meta(self) -> dict[str, Any]:
+        """Return the object for META; last digits, which differ by machine, are rounded away."""
         meta: dict[str, Any] = {"tensors": [_rounded(dataclasses.asdict(t)) for t in self.tensors]}
         if self.layers:
             meta["layers"] = [_rounded(dataclasses.asdict(layer)) for layer in self.layers]
@@ -164,6 +166,7 @@ class Quality:
 
     @classmethod
     def from_meta(cls, meta: object) -> Quality | None:
+        """Return the report in ``meta``, or None."""
         if not isinstance(meta, dict):
             return None
         tensors, n_bad_tensors = _read_list(TensorReport, meta.get("tensors"), _MAX_TENSORS)

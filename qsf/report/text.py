@@ -66,6 +66,7 @@ _GRADES = (
 
 
 def verdict(quality: Quality) -> str:
+    """Return how good the file is, in one sentence."""
     evaluation = quality.evaluation
     increase = None if evaluation is None else evaluation.increase
     if evaluation is None or increase is None or not math.isfinite(increase):
@@ -242,6 +243,7 @@ def write_page(model: Path, out: Path, *, overwrite: bool) -> None:
 
 
 def read_quality(reader: Reader) -> Quality:
+    """Return the quality report of an open file. Raises QsfError if it has none."""
     quality = Quality.from_meta((read_meta(reader) or {}).get("quality"))
     if quality is None:
         raise QsfError(f"{reader.path}: the file holds no quality report; convert the model again")
@@ -249,6 +251,7 @@ def read_quality(reader: Reader) -> Quality:
 
 
 def page(reader: Reader) -> str:
+    """Return the page of an open file. Raises QsfError if it has no report."""
     quality = read_quality(reader)
     name = _text(reader.path.name)
     notes = "".join(f"<p>{_text(note)}</p>\n" for note in _origin(reader))
@@ -272,6 +275,7 @@ def page(reader: Reader) -> str:
 
 
 def _text(value: str) -> str:
+    """Return ``value`` escaped for HTML, as text or attribute."""
     return html.escape("\n".join(map(clean, value.split("\n"))))
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 class Host:
+    """A model in memory, with the parts that answer its requests."""
+
     def __init__(
         self,
         serving: Serving,
@@ -140,6 +142,7 @@ class Hosts:
                 self._keep(host, host.keep_seconds)
 
     def _keep(self, host: Host, seconds: float) -> None:
+        """Let an unused model leave memory after some time."""
         host.used, host.keep_seconds = time.monotonic(), seconds
         if seconds < math.inf:
             host.leaving = asyncio.get_running_loop().create_task(self._leave(host))
@@ -175,6 +178,7 @@ class Hosts:
         raise Problem(404, "model_not_found", text, param="model")
 
     async def _bring(self, name: str, deadline: float) -> None:
+        """Load a model; evicts an unused one, or waits for one, if memory is short."""
         loop = asyncio.get_running_loop()
         left_bytes = self.budget_bytes - self._promised_bytes()
         budget_mb = max(1, left_bytes >> 20) if self.budget_bytes else None

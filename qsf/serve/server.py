@@ -425,6 +425,7 @@ def _max_seconds(serving: Serving, ask: Ask, exchange: Exchange) -> float | None
 
 
 def _note(choices: Sequence[Choice]) -> str:
+    """Return counts for the log, without any text."""
     if not choices:
         return "no prompt"
     job = choices[0].job

@@ -28,4 +28,5 @@ class Serving:
 
     @property
     def ctx_tokens(self) -> int:
+        """The most tokens of a sequence, prompt and answer together."""
         return self.model.info.plan.ctx_tokens

@@ -23,6 +23,8 @@ class UsageError(Exception):
 
 
 class Text(Kind):
+    """A text from a command line, unchanged."""
+
     def __init__(self, metavar: str, *, may_be_empty: bool = True) -> None:
         self.metavar, self._may_be_empty = metavar, may_be_empty
         self.rule = "a text" if may_be_empty else "a text that is not empty"
@@ -85,6 +87,7 @@ _LEAST_ALIKE = 0.7  # a wrong hint is worse than none
 
 
 def columns_of_help() -> int:
+    """Return the width that argparse gives to a help."""
     return shutil.get_terminal_size().columns - 2
 
 
@@ -117,6 +120,8 @@ def model_parser(
 
 
 class _Merge(argparse.Action):
+    """Merges the value of a repeated option into its earlier values."""
+
     def __call__(self, _parser: Any, options: Any, given: Any, _flag: Any = None) -> None:
         setattr(options, self.dest, {**(getattr(options, self.dest) or {}), **given})
 
@@ -190,6 +195,7 @@ def parser_of(kind: Kind) -> Callable[[str], Any]:
 
 
 def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run") -> _Options:
+    """Return the options of ``kind`` from the command line. Raises QsfArgumentError."""
     options = described(kind, command)
     values = {option.name: getattr(given, option.name) for option in options}
     for option in options:
@@ -201,6 +207,7 @@ def taken(kind: type[_Options], given: argparse.Namespace, command: str = "run")
 
 
 def valid_text(text: str, name: str) -> str:
+    """Return text from outside. Raises QsfArgumentError for bytes that are not UTF-8."""
     try:
         return text.encode("utf-8", "surrogateescape").decode()
     except ValueError:

@@ -156,10 +156,12 @@ def runnable() -> str:
 
 
 def say_error(program: str, text: str) -> None:
+    """Print an error as the commands do: one line on standard error."""
     say_line(f"{typed(program)}: error: {error_line(text)}")
 
 
 def say_line(line: str, *, is_wrapped: bool = True) -> None:
+    """Print a line on standard error; ignores a terminal that is gone."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{wrapped(line) if is_wrapped else line}\n")
         sys.stderr.flush()
@@ -281,6 +283,7 @@ _ENCODING = "utf-8" if sys.platform == "win32" else None  # None: as the user's 
 
 
 def _whole(stream: TextIO) -> TextIO:
+    """Return a standard stream that never loses bytes silently and can write every character."""
     if not isinstance(stream, io.TextIOWrapper):
         return stream  # a stream that somebody replaced
     stream.reconfigure(encoding=_ENCODING, errors="replace")
@@ -311,12 +314,14 @@ def prepare_streams() -> None:
 
 
 def open_input(name: str | Path | None) -> contextlib.AbstractContextManager[IO[bytes]]:
+    """Open a file for reading; None and "-" are standard input."""
     is_stdin = name is None or str(name) == "-"
     return contextlib.nullcontext(sys.stdin.buffer) if is_stdin else Path(str(name)).open("rb")
 
 
 @contextlib.contextmanager
 def open_lines(name: str | Path | None) -> Iterator[Lines]:
+    """Open a file for reading its lines, as ``open_input`` does."""
     with open_input(name) as file:
         lines = Lines(file)  # here, so that it is not collected before the file is closed
         yield lines

@@ -61,6 +61,7 @@ _qsf "$@"
 
 
 def main() -> int:
+    """Print the script for the shell that is named, and return the exit code."""
     words = sys.argv[1:]
     if words in (["-h"], ["--help"]):
         sys.stdout.write(_USAGE)

@@ -30,6 +30,7 @@ def check_output(out: Path, *, overwrite: bool) -> None:
 
 
 def check_not_a_source(out: Path, sources: Iterable[Path]) -> None:
+    """Refuse to replace a file of the model being read."""
     if not out.exists():
         return
     for path in sources:
@@ -38,6 +39,7 @@ def check_not_a_source(out: Path, sources: Iterable[Path]) -> None:
 
 
 def check_space(out: Path, needed_bytes: int) -> None:
+    """Refuse when the disk has less than ``needed_bytes``."""
     free_bytes = shutil.disk_usage(out.parent).free
     if needed_bytes > free_bytes:
         raise QsfIOError(

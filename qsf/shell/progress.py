@@ -50,6 +50,8 @@ class _Remaining:
 
 
 class _Bar:
+    """A bar on a terminal, removed at the end; elsewhere a line at every 10 %."""
+
     def __init__(self, text: str, *, enabled: bool) -> None:
         self._enabled = enabled
         self._started = time.monotonic()

@@ -40,6 +40,7 @@ _MARK = re.compile(r"[`*\\]")
 
 
 def shows_styles(stream: TextIO) -> bool:
+    """Return whether a stream is a terminal with colours, and the user wants colours."""
     return can_move(stream) and not os.environ.get("NO_COLOR")
 
 
@@ -49,6 +50,7 @@ def can_move(stream: TextIO) -> bool:
 
 
 def columns_of(stream: TextIO) -> int:
+    """Return the width of the stream's terminal; 0: unknown."""
     try:
         return os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
@@ -285,4 +287,5 @@ def prose_on(stream: TextIO, *, is_dim: bool = False, has_markdown: bool = False
 
 
 def dim(text: str) -> str:
+    """Return the text in a quieter colour, if standard error shows colours."""
     return f"{_DIM}{text}{_RESET}" if shows_styles(sys.stderr) else text

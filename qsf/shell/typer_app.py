@@ -101,6 +101,7 @@ class App(typer.Typer):
     def command(
         self, name: str | None = None, **values: Any
     ) -> Callable[[CommandFunctionType], CommandFunctionType]:
+        """Add a command, as `typer.Typer.command`."""
         return super().command(name, cls=_Command, **values)
 
 
@@ -148,6 +149,8 @@ def model_option(name: str, *, help: str = "", default_help: str = "") -> Any:
 
 
 def version_option(program: str) -> Any:
+    """Return ``--version`` for typer, which prints the version of ``program`` and exits."""
+
     def show(is_wanted: bool) -> None:
         if is_wanted:
             typer.echo(command.version_line(program))

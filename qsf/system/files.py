@@ -36,10 +36,12 @@ def user_folder(variable: str, usual: str) -> Path:
 
 
 def open_lock(path: Path, mode: int) -> int:
+    """Open an existing file for locking; create it with ``mode`` if it is missing."""
     return os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, mode)
 
 
 def create_new(path: Path) -> int:
+    """Create a file for reading and writing. Raises FileExistsError."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
 
 
@@ -55,6 +57,7 @@ def open_no_link(path: Path) -> int:
 
 
 def forget_cached(fd: int) -> None:
+    """Drop a file's pages from the page cache, if the system can."""
     if hasattr(os, "posix_fadvise"):
         os.fsync(fd)  # the cache would keep unwritten pages
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -145,6 +148,7 @@ def make_private(fd: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
+    """Wait until the entries of a folder are on the disk."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows keeps a journal of them
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

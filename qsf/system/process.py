@@ -64,6 +64,7 @@ def unmap_freed_arrays() -> None:
 
 
 def processor_name() -> str:
+    """Return the name of the processor, or else the machine's architecture."""
     import platform
     import re
 
@@ -75,6 +76,7 @@ def processor_name() -> str:
 
 
 def open_file_count() -> int | None:
+    """Return the number of open descriptors; None if the system does not report it."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # minus the listing's own # noqa: PTH208
     except OSError:

@@ -53,6 +53,7 @@ def handle_stopping(loop: asyncio.AbstractEventLoop, on_signal: Callable[[int], 
 
 
 def _socket_pair() -> tuple[socket, socket]:
+    """Return two sockets; what one sends, the other receives."""
     try:
         from _socket import socketpair  # the module `socket` is large
     except ImportError:  # Windows

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
+    """Return token ids as an array. Raises QsfArgumentError for other values."""
     if isinstance(ids, bytes | bytearray | str):
         kind = "text: tokenize" if isinstance(ids, str) else "bytes: decode"
         raise QsfArgumentError(
@@ -31,6 +32,7 @@ def as_tokens(ids: Sequence[int], name: str = "tokens") -> array[int]:
 
 
 def count_common(a: array[int], b: array[int]) -> int:
+    """Return how many leading tokens two sequences have in common."""
     at, step, n_most = 0, 32, min(len(a), len(b))
     while at < n_most:
         end = min(at + step, n_most)
@@ -42,6 +44,7 @@ def count_common(a: array[int], b: array[int]) -> int:
 
 
 def check_rows(out: npt.NDArray[np.float32], n_rows: int, n_cols: int) -> None:
+    """Raise QsfArgumentError unless the array can hold n_rows of n_cols floats."""
     import numpy
 
     if (

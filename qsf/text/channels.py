@@ -41,6 +41,7 @@ def ends_with_channels(end_ids: frozenset[int], tokenizer: Tokenizer | None) -> 
 
 
 def final_header(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens between a role and a prefilled answer; []: no channels."""
     if not channel_markers(tokenizer):
         return []
     return tokenizer.encode("<|channel|>final<|message|>", add_prefix=False)
@@ -114,6 +115,7 @@ class _ChannelDecoder(IncrementalDecoder):
 
     @property
     def is_thinking(self) -> bool:
+        """True inside a channel whose text is not shown."""
         is_shown = self._is_call or self._channel.split()[:1] in ([], ["final"])
         return self._marker == "<|message|>" and not is_shown
 

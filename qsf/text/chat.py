@@ -52,6 +52,7 @@ class Trusted(str):
 
 
 def _template_source(template: object) -> str | None:
+    """Return the template's text; of several named templates the one called "default"."""
     if template is None or isinstance(template, str):
         return template or None
     if isinstance(template, list):
@@ -104,10 +105,12 @@ class ChatTemplate:
 
     @property
     def is_plain(self) -> bool:
+        """The file has no template: turns are joined as plain text."""
         return self._source is None
 
     @property
     def source(self) -> str:
+        """The template in Jinja; "": none."""
         return self._source or ""
 
     @property

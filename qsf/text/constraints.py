@@ -74,6 +74,8 @@ class _Vocabulary:
 
 
 class Constraint:
+    """The state of a constraint while an answer is generated. Used by one thread at a time."""
+
     def __init__(
         self, matcher: Any, tokenizer: Any, name: str, unenforced: frozenset[str], schema: Any
     ) -> None:

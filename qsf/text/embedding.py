@@ -61,6 +61,7 @@ class Classifier:
             raise QsfFormatError(text) from error
 
     def logit(self, pooled: Sequence[float]) -> float:
+        """Return the score of a pair. Raises QsfFormatError if the vector has another width."""
         if len(pooled) != len(self._weight):
             widths = f"{len(self._weight)} numbers, and the dense matrix makes {len(pooled)}"
             raise QsfFormatError(f"the section CHAT has a classifier of {widths}")
@@ -141,6 +142,8 @@ def reranker_of(
     between: tuple[int, ...],
     last: tuple[int, ...],
 ) -> Reranker:
+    """Return how a model scores pairs. Raises QsfArgumentError if it does not."""
+
     def ids(text: str) -> tuple[int, ...]:
         return tuple(tokenizer.encode(text, add_prefix=False))
 
@@ -182,6 +185,7 @@ class TextVectors:
     classifier: Classifier | None = None
 
     def check_vectors(self) -> None:
+        """Raise QsfArgumentError if the model makes no vectors of texts."""
         if self.classifier is not None:
             raise QsfArgumentError(
                 "the model is a cross-encoder: it scores pairs of texts (rerank), and makes no "
@@ -189,6 +193,7 @@ class TextVectors:
             )
 
     def reranker(self, tokenizer: Tokenizer) -> Reranker:
+        """Return how the model scores pairs. Raises QsfArgumentError if it does not."""
         return reranker_of(tokenizer, self.classifier, self.pair_ids, self.end_ids)
 
     def complete(self, tokens: list[int], most: int = 0) -> tuple[list[int], bool]:
@@ -234,6 +239,7 @@ def _ids(tokenizer: Tokenizer | None, words: Sequence[Any]) -> tuple[int, ...]:
 
 
 def unit_vector(values: Sequence[float], dimensions: int = 0) -> array[float]:
+    """Return the first ``n`` values, or all, scaled to length 1, in f32; zeros stay zeros."""
     values = values[: dimensions or len(values)]
     length = math.sqrt(math.fsum(value * value for value in values))
     return array("f", [value / (length or 1.0) for value in values])

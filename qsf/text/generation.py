@@ -91,6 +91,7 @@ class GenerationStats:
 
     @property
     def step_rate(self) -> float:
+        """Generated tokens per second, after the first."""
         return self.step_tokens / self.step_seconds if self.step_seconds else 0.0
 
 
@@ -176,6 +177,7 @@ class Answer:
         return self.read(rest)
 
     def read(self, text: str) -> str:
+        """Return the part of new text that can be shown."""
         return text
 
 

@@ -28,6 +28,7 @@ _ENDS = (*_REPO, *_FILE, "<|fim_pad|>", "<fim_pad>", "<|endoftext|>", "<EOT>", "
 
 
 def infill_marks(tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens before prefix, suffix and middle; []: the model has none."""
     for names in _MARKS:
         ids = [tokenizer.token_id(name) for name in names]
         if None not in ids:

@@ -88,6 +88,7 @@ def read_text_parts(path: str | os.PathLike[str]) -> TextParts:
 
 
 def require_tokenizer(path: str | os.PathLike[str]) -> None:
+    """Refuse a file without tokenizer, using its directory alone. Raises QsfArgumentError."""
     with Reader(path) as reader:
         if "TEXT" in reader.sections:
             return
@@ -148,6 +149,7 @@ class OpenedModel:
 
     @property
     def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises QsfArgumentError if the file has none."""
         if self.tokenizer_or_none is None:
             raise QsfArgumentError(
                 "the file has no tokenizer: logits() and embed() can be used, on token ids"
@@ -156,6 +158,7 @@ class OpenedModel:
 
     @property
     def template(self) -> ChatTemplate:
+        """The chat template. Raises QsfFormatError if it is broken."""
         if isinstance(self.template_or_error, QsfFormatError):
             raise self.template_or_error
         return self.template_or_error

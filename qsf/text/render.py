@@ -101,6 +101,7 @@ class _Child:
 
     @property
     def has_ended(self) -> bool:
+        """True after ``stop``, and if the system ended the process."""
         return self._is_stopped or (self._process is not None and self._process.poll() is not None)
 
     def ask(self, command: list[str], request: bytes) -> tuple[int, bytes]:
@@ -152,6 +153,7 @@ class _Child:
 def _exchange(
     process: subprocess.Popen[bytes], request: bytes, *, is_new: bool
 ) -> tuple[int, bytes]:
+    """Send the request; return the exit code and the answer."""
     assert process.stdin is not None
     assert process.stdout is not None
     if is_new and process.stdout.read(1) != b"+":

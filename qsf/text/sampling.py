@@ -121,6 +121,7 @@ class StopMatcher:
     """
 
     def __init__(self, stops: Iterable[str]) -> None:
+        """Raise QsfArgumentError if a stop string is empty."""
         self._stops = tuple(stops)
         for stop in self._stops:
             if not isinstance(stop, str) or not stop:
@@ -132,6 +133,7 @@ class StopMatcher:
 
     @property
     def is_stopped(self) -> bool:
+        """Whether a stop string was found; ``stopped_by`` is that string."""
         return self.stopped_by is not None
 
     def push(self, piece: str) -> str:

@@ -34,6 +34,7 @@ _TOKEN = re.compile(
 
 
 def check_expressions(texts: Iterable[str]) -> None:
+    """Raise ValueError if regular expressions are too long together."""
     n_chars = sum(map(len, texts))
     if n_chars > _MAX_EXPRESSION_CHARS:
         text = f"its regular expressions have {n_chars} characters"
@@ -41,6 +42,7 @@ def check_expressions(texts: Iterable[str]) -> None:
 
 
 def check_schema(schema: dict[str, Any]) -> None:
+    """Raise ValueError for a schema that is too deep."""
     parts: dict[int, tuple[set[str], int]] = {}  # by the identity of a reference's target
     names, seen = ["#"], {"#"}
     while names:
@@ -88,6 +90,7 @@ def _check_levels(levels: Iterable[int]) -> None:
 
 
 def _references(schema: Any) -> tuple[set[str], int]:
+    """Return the references in a schema, and how many levels it has."""
     references: set[str] = set()
     level, n_levels = [schema], 0
     while level:

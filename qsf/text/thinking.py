@@ -64,6 +64,7 @@ def thinking_args(template: str, *, is_on: bool) -> dict[str, Any]:
 
 
 def thinks(template: str) -> bool:
+    """Return whether a chat template in Jinja handles thoughts."""
     try:
         thinking_args(template, is_on=True)
     except QsfArgumentError:
@@ -152,12 +153,14 @@ class _ThinkingDecoder(IncrementalDecoder):
 
     @property
     def is_thinking(self) -> bool:
+        """True if the next text stands between the marks."""
         return self._is_open
 
     def end_of_thoughts(self) -> list[int]:
         return [self._end]
 
     def push(self, token_id: int) -> str:
+        """Return the text of the answer that is complete with this token."""
         if token_id not in self._marks:
             return self._sort(self._decoder.push(token_id))
         text = self._sort(self._decoder.flush())
@@ -198,6 +201,7 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
 
     @property
     def is_thinking(self) -> bool:
+        """True until the mark that ends the thoughts has come."""
         return bool(self._end)
 
     def end_of_thoughts(self) -> list[int]:
@@ -205,6 +209,7 @@ class _WrittenThinkingDecoder(IncrementalDecoder):
         return self._tokenizer.encode(f"\n{self._end}", add_prefix=False, parse_special=False)
 
     def push(self, token_id: int) -> str:
+        """Return the text of the answer that is complete with this token."""
         return self._sort(self._decoder.push(token_id), is_last=False)
 
     def flush(self) -> str:

@@ -84,9 +84,11 @@ class Tokenizer:
 
     @property
     def n_vocab(self) -> int:
+        """The number of tokens, added ones included."""
         return self._text.facts.n_tokens
 
     def token_id(self, name: str) -> int | None:
+        """Return the id of the token called ``name`` in the vocabulary, or None."""
         if self._text.facts.model != "byte-level BPE":
             return self._text.find(name.encode(), is_added=False)
         table = byte_of_char()
@@ -161,11 +163,13 @@ class Tokenizer:
         return self._text.encode(text.encode(), parse_special=parse_special, add_prefix=False)
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
+        """Return the bytes of one token: b"" for a special or unknown token."""
         if skip_special and token_id in self._special_ids:
             return b""
         return self._text.token_bytes(token_id)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
         return self._text.decode(ids, skip_special=skip_special)
 
     def incremental(
@@ -189,6 +193,7 @@ class IncrementalDecoder:
     _reasoning = ""  # since the last call
 
     def __init__(self, decoder: TextDecoder | None) -> None:
+        """Made by ``Tokenizer.incremental``; with None for what generates no text."""
         self._native = decoder
 
     def push(self, token_id: int) -> str:
@@ -196,6 +201,7 @@ class IncrementalDecoder:
         return "" if self._native is None else self._native.push(token_id)
 
     def flush(self) -> str:
+        """Return the rest: U+FFFD for an unfinished character, else ""."""
         return "" if self._native is None else self._native.flush()
 
     def take_reasoning(self) -> str:

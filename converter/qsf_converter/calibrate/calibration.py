@@ -451,6 +451,7 @@ class Calibration:
         return sums
 
     def _pass(self, group: Group, side: _Side) -> None:
+        """Run the stream of all samples through a group of matrices."""
         original, w, xs = self._original, side.weights, side.xs
 
         def advance(i: int) -> None:

@@ -166,6 +166,7 @@ class _Measurement:
     n_all: int = 0
 
     def run(self) -> Sensitivity:
+        """Run all streams through all layers, then compare their predictions."""
         original = self.original
         self.jobs = _jobs(original, self.candidates)
         self._count()
@@ -432,6 +433,7 @@ def _check(
 
 
 def _matrices(original: Original) -> list[Target]:
+    """All matrices; the first expert of a layer represents all its experts."""
     targets: list[Target] = []
     for unit in [OWN_TABLE_UNIT, *layout.pass_units(original.header.n_layers)]:
         targets += original.targets(unit)
@@ -451,6 +453,7 @@ def _jobs(original: Original, candidates: Mapping[str, Collection[Dtype]]) -> li
 
 
 def _types(types: Collection[Dtype]) -> tuple[Dtype, ...]:
+    """Each type once, the smallest first."""
     return tuple(sorted(set(types), key=_tile_bytes))
 
 
@@ -481,6 +484,7 @@ def _energy(values: Float32Array) -> float:
 
 
 def _mean_cosine(x: Float32Array, y: Float32Array) -> float:
+    """Mean over tokens; of [n_samples, n_tokens, dim]."""
     products = np.einsum("wtd,wtd->wt", x, y, dtype=np.float64)
     norms = np.sqrt(np.sum(x * x, axis=-1, dtype=np.float64))
     norms *= np.sqrt(np.sum(y * y, axis=-1, dtype=np.float64))

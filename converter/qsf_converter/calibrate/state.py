@@ -192,6 +192,7 @@ class CalibrationState:
         self.n_layers = layer + 1
 
     def _put(self, path: Path, write: Callable[[IO[bytes]], object]) -> None:
+        """Write a file with ``write``, preceded by the digest of its content."""
         partial = path.with_suffix(".partial")
         try:
             if not self._folder.is_dir():

@@ -213,6 +213,7 @@ def _spread(texts: Sequence[str], wanted_chars: int) -> list[list[str]]:
 def _sequence(
     tokenizer: Tokenizer, texts: Sequence[Sequence[str]], eos_id: int | None
 ) -> NDArray[np.int32]:
+    """Return the ids of all texts, with ``eos_id`` between them."""
     parts: list[NDArray[np.int32]] = []
     for pieces in texts:
         if parts and eos_id is not None:

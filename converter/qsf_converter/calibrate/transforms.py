@@ -125,6 +125,7 @@ def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorTyp
 
 
 def _is_of_mixer(group: tuple[TensorType, ...]) -> bool:
+    """Does it read what the mixer reads?"""
     return T.Q in group or T.SSD_IN in group
 
 
@@ -161,6 +162,7 @@ def _divide(weights: Weights, kind: TensorType, scales: Float32Array) -> None:
 
 
 def _n_shared(kind: LayerKind) -> int:
+    """Heads that share the values of one KV head."""
     return kind.n_heads // kind.n_kv_heads
 
 

@@ -86,6 +86,8 @@ _LEAST_STATES: Final = 256  # kept after each matrix
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
+    """A type for every matrix, by ``Target.name``."""
+
     dtypes: Mapping[str, Dtype]
     n_bytes: int  # data of all matrices, each padded to 64
     cost: float

@@ -130,6 +130,7 @@ class Original:
         return weights
 
     def vectors(self, unit: UnitId) -> dict[TensorType, Float32Array]:
+        """Read the norms and biases of a unit, [n] each."""
         return {
             target.rule.target: read_tensor(target, self._checkpoint)[0]
             for target in self._by_unit[unit]
@@ -261,6 +262,7 @@ class Original:
     def final_norm(
         self, weights: Mapping[TensorType, Float32Array], x: Float32Array
     ) -> Float32Array:
+        """Return the input of the head, [..., dim]; ``weights`` are the final unit's."""
         return self._normalise(weights, T.FINAL_NORM, self.parts(x)[0])
 
     def finish_logits(
@@ -302,6 +304,7 @@ class Original:
         return self._normalise(w, T.INPUT_NORM, x)
 
     def attention_input(self, w: Weights, x: Float32Array) -> Float32Array:
+        """Return the input of Q, K and V, [n_tokens, dim]."""
         return self._normalise(w, T.ATTN_NORM, x)
 
     def mixed(
@@ -522,6 +525,7 @@ def for_each(n: int, act: Callable[[int], None], *, n_threads: int | None = None
 
 
 def _by_head(w: Weights, matrix: TensorType) -> Float32Array:
+    """A matrix of latent attention as [heads, rows of a head, columns]."""
     return w[matrix].reshape(w.kind.n_heads, -1, w[matrix].shape[1])
 
 
@@ -535,6 +539,7 @@ def _latent_norm(x: Float32Array, n: int = 0) -> Float32Array:
 
 
 def _limited(kind: LayerKind, x: Float32Array) -> Float32Array:
+    """Clamp queries, keys or values if the layer does."""
     return np.clip(x, -kind.qkv_limit, kind.qkv_limit) if kind.qkv_limit else x
 
 

@@ -67,6 +67,7 @@ class OriginalLogits:
 
     @property
     def max_tokens(self) -> int:
+        """The longest window: the model's own context."""
         return self._original.header.max_tokens
 
     @property

@@ -56,11 +56,13 @@ class Weights(dict[TensorType, Float32Array]):
         changes: Mapping[TensorType, Float32Array] | None = None,
         expert: Callable[[int], Weights] | None = None,
     ) -> Weights:
+        """Return a copy with some tensors replaced, or with other experts."""
         changed = {**self, **(changes or {})}
         return Weights(changed, self.kind, expert or self.expert, layer=self.layer)
 
     @property
     def is_shared_norm(self) -> bool:
+        """True if attention and FFN read the same normalised input."""
         return self.kind.is_parallel and T.FFN_NORM not in self
 
 
@@ -196,6 +198,8 @@ def ssd(
 
 @dataclass(frozen=True, slots=True)
 class Choice:
+    """The experts of each token: indices and weights [n_tokens, n_chosen], unordered."""
+
     experts: NDArray[np.intp]
     weights: Float32Array
 

@@ -98,6 +98,7 @@ class Entries:
         return len(self.values)
 
     def below(self, first_row: int) -> Entries:
+        """Return the entries of a piece with the matrix's row numbers."""
         return Entries(self.rows + first_row, self.cols, self.values)
 
 

@@ -134,6 +134,7 @@ def _take(target: Target, rounded: Iterator[RoundedPiece]) -> Iterator[RoundedPi
 def _rounded_pieces(
     targets: Sequence[Target], checkpoint: Checkpoint, n_threads: int | None
 ) -> Generator[RoundedPiece, None, None]:
+    """Yield all pieces in file order; a bounded number of them is in memory."""
     n_workers = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
     under_way: deque[tuple[int, Future[RoundedPiece]]] = deque()  # bytes as f32, and the result
     in_flight_bytes = 0
@@ -440,6 +441,7 @@ def _with_outlier_plan(target: Target, checkpoint: Checkpoint, *, may_add_bytes:
 
 
 def _sample(target: Target, checkpoint: Checkpoint) -> Float32Array:
+    """Return some whole tile rows, evenly spread."""
     n_tile_rows = -(-target.n_rows // TILE_ROWS)
     n = min(_SAMPLE_TILE_ROWS, n_tile_rows)
     parts = []

@@ -70,6 +70,7 @@ class Policy:
     keeps_embeddings: bool = False
 
     def keeps(self, source: SourceTensor, rule: TensorRule) -> bool:
+        """True if the blocks of a GGUF file's matrix are kept."""
         is_of_layer = rule.place in (Place.LAYER, Place.EXPERT)
         keeps = self.keeps_layers if is_of_layer else self.keeps_embeddings
         return keeps and source.dtype in KEPT_OF_GGUF and _is_as_stored(rule)
@@ -139,6 +140,7 @@ class Share:
         return self.stride != self.n_outputs
 
     def place_of(self, output: int) -> int:
+        """Index in the source of output ``output`` of the target."""
         return output // self.n * self.stride + self.first + output % self.n
 
     def span(self, start: int, stop: int) -> tuple[int, int]:
@@ -204,6 +206,7 @@ class Target:
 
     @property
     def is_kept(self) -> bool:
+        """True for a matrix whose blocks are those of the source, bit for bit."""
         is_theirs = self.has_blocks and self.dtype == KEPT_OF_GGUF.get(self.source.dtype)
         return self.dtype == Dtype.MXFP4 or is_theirs
 
@@ -252,6 +255,8 @@ class PlannedUnit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """All decisions before the first weight is rounded."""
+
     facts: Facts
     family: Family
     targets: tuple[Target, ...]
@@ -309,6 +314,7 @@ def target_name(rule: TensorRule, unit: UnitId) -> str:
 
 
 def parse_quant_type(name: str, *, option: str = "quant type") -> Dtype:
+    """Return the type of a tensor called ``name``. Raises QsfArgumentError for any other name."""
     if name in QUANT_TYPES:
         return QUANT_TYPES[name]
     try:
@@ -579,6 +585,7 @@ def _unused_warnings(family: Family, unused: set[str], n_layers: int) -> list[st
 
 
 def _predicts_ahead(name: str, n_layers: int) -> bool:
+    """True for a tensor of a layer after the last one, which predicts further tokens."""
     number = re.match(r"(?:model\.)?(?:layers|blk)\.(\d{1,6})\.", name)
     is_named = re.match(r"(?:model\.)?mtp[._]", name) is not None
     return is_named or (number is not None and int(number[1]) >= n_layers)

@@ -111,6 +111,7 @@ class ErrorSums:
 
     @property
     def cosine(self) -> float:
+        """Cosine of the angle between source and stored weights; 1 if both are zero."""
         product = math.sqrt(self.source_energy * self.stored_energy)
         if product == 0.0:
             return 1.0 if self.source_energy == self.stored_energy else 0.0

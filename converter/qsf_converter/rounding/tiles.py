@@ -97,6 +97,7 @@ def tile_bytes(dtype: int, n_rows: int, n_cols: int) -> int:
 
 
 def bits_per_weight(dtype: int) -> float:
+    """Bits of a weight in whole tiles, with its share of scales."""
     return 8 * tile_bytes(dtype, TILE_ROWS, BLOCK) / (TILE_ROWS * BLOCK)
 
 

@@ -218,10 +218,12 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
 
 
 def is_count(value: Any) -> bool:
+    """Return whether the value can be a size or an offset."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 63
 
 
 def _read_index(index: Path) -> dict[str, str]:
+    """Return ``weight_map`` of a shard index: tensor name -> file name."""
     try:
         index_json = read_bytes(index) or b""
         weight_map = read_json(index_json, memory_bytes=INDEX_MEMORY_BYTES)["weight_map"]

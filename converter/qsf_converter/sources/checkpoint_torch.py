@@ -135,6 +135,7 @@ class TorchCheckpoint(FileCheckpoint[_View]):
 
 
 def _check_format(path: Path, file: io.RawIOBase) -> None:
+    """Raise QsfConversionError if the file is not a zip file; the text says what it is."""
     head = file.read(512) or b""
     if head.startswith(b"PK\x03\x04"):
         return
@@ -199,6 +200,7 @@ def _read_record(path: Path, archive: zipfile.ZipFile, record: zipfile.ZipInfo) 
 
 
 def _begin_of(path: Path, file: io.RawIOBase, record: zipfile.ZipInfo) -> int:
+    """Return where the bytes of a record begin, behind a header of its own."""
     file.seek(record.header_offset)
     header = file.read(_LOCAL.size) or b""
     if len(header) != _LOCAL.size or not header.startswith(b"PK\x03\x04"):

@@ -213,6 +213,7 @@ def with_settings(chat: bytes, more: Mapping[str, Any]) -> bytes:
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the post-processor of a tokenizer.json adds behind a text, and between two."""
     try:
         step = tokenizer["post_processor"]
         steps = step.get("processors", [step])

@@ -49,6 +49,7 @@ _CLASSES: Final = {
 
 
 def tokenizer_of_folder(folder: Path, config: Mapping[str, Any]) -> tuple[bytes | None, str]:
+    """Return tokenizer.json and what it is made of, or None and the reason."""
     said = read_json_object(folder / "tokenizer_config.json") or {}
     readers: tuple[tuple[str, Callable[[bytes], Said]], ...] = (
         ("tekken.json", _tekken),
@@ -81,6 +82,7 @@ def _tiktoken_files(folder: Path) -> list[Path]:
 
 
 def _with_added(found: Said, said: Mapping[str, Any]) -> Said:
+    """Return the vocabulary with the tokens that tokenizer_config.json adds."""
     words, kinds = list(found["tokens"]), list(found["token_type"])
     rows = said.get("added_tokens_decoder") or {}
     most = len(words) + _MOST_ADDED

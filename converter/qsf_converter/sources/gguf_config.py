@@ -186,6 +186,7 @@ def names_in_gguf(metadata: Metadata, family_name: str) -> GgufModel:
 
 
 def _is_there(pattern: str, shapes: Mapping[str, Any]) -> bool:
+    """True if a layer has that tensor, or the file if it belongs to none."""
     at, _, rest = pattern.partition("{layer}")
     return any(name.startswith(at) and name.endswith(rest) for name in shapes)
 
@@ -462,6 +463,7 @@ def llama3_scaling(factors: Any, theta: Any, head_dim: int) -> dict[str, Any] | 
 
 
 def _token_ids(metadata: Metadata) -> dict[str, Any]:
+    """Return the ids of BOS, EOS (with the ends of a turn and of a message) and PAD."""
     ids = {
         field: metadata[f"tokenizer.ggml.{key}_token_id"]
         for field, key in (

@@ -102,6 +102,8 @@ def read_head(path: Path, raw: io.RawIOBase) -> GgufHead:
 
 
 class _Reader:
+    """Reads numbers and texts from the start of a file, never past its end."""
+
     def __init__(self, path: Path, raw: io.RawIOBase, n_file_bytes: int) -> None:
         self._path = path
         self._file = io.BufferedReader(raw, _BUFFER_BYTES)

@@ -199,6 +199,7 @@ def tokenizer_of(metadata: Metadata) -> tuple[bytes | None, str | None]:
 
 
 def chat_of(metadata: Metadata, token_ids: Mapping[str, Any]) -> bytes:
+    """Return the CHAT section: template, special tokens, token ids; see ``metadata.chat_bytes``."""
     template = metadata.get("tokenizer.chat_template")
     chat: dict[str, Any] = {"chat_template": template if isinstance(template, str) else None}
     prefix = "tokenizer.chat_template."
@@ -228,6 +229,7 @@ def chat_of(metadata: Metadata, token_ids: Mapping[str, Any]) -> bytes:
 
 
 def json_of(metadata: Metadata) -> dict[str, Any]:
+    """Return tokenizer.json; raises LeftOutError."""
     model = metadata.get("tokenizer.ggml.model")
     words = metadata.get("tokenizer.ggml.tokens")
     if model is None or not isinstance(words, list) or not words:
@@ -432,6 +434,7 @@ def _piece(word: str) -> str:
 def _scored(
     metadata: Metadata, ids: Mapping[str, int], words: list[str], kinds: list[float]
 ) -> list[list[str]]:
+    """Return the merges implied by the scores of words."""
     scores = _numbers(metadata, "scores", len(words))
     merges: list[tuple[float, int, int]] = []
     for idx, word in enumerate(words):

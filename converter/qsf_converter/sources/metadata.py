@@ -102,6 +102,7 @@ def read_json_object(path: Path, memory_bytes: int = MEMORY_BYTES) -> dict[str, 
 
 
 def _whole_number(digits: str) -> int | float:
+    """Return the number; beyond f64, which every use of it overflows, that of f64: infinity."""
     return int(digits) if len(digits) <= sys.float_info.max_10_exp else float(digits)
 
 

@@ -59,6 +59,7 @@ class Source:
 
     @property
     def files(self) -> tuple[Path, ...]:
+        """All files of the source: no output may overwrite one of them."""
         of_adapters = (path for adapter in self.adapters for path in adapter.paths)
         return (*self.checkpoint.paths, *self.path.glob("*.json"), *of_adapters)
 
@@ -154,6 +155,7 @@ def _open_directory(path: Path, adapters: tuple[Adapter, ...]) -> Iterator[Sourc
 def _completed(
     source: Source, warnings: tuple[str, ...], with_dense: Callable[[Checkpoint], Checkpoint]
 ) -> Source:
+    """Return the source with what follows from its parts: heads, zeros, ends of turns, warnings."""
     source = _with_adapters(source) if source.adapters else source
     checkpoint, chat, tokenizer = source.checkpoint, source.chat, source.tokenizer
     if is_classifier(source.family):

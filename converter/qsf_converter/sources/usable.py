@@ -62,6 +62,7 @@ def _form_of(chat: ChatTemplate) -> dict[str, Any] | None:
 
 
 def _around(text: str, marks: Sequence[str]) -> list[str] | None:
+    """Return the texts before, between and after the marks, if each occurs once and in order."""
     parts = []
     for mark in marks:
         part, separator, text = text.partition(mark)
@@ -154,6 +155,7 @@ def _marks(text: str, tokenizer: Tokenizer, *, at_start: bool = False) -> list[i
 
 
 def _rendered(template: ChatTemplate, messages: list[dict[str, str]]) -> str:
+    """Return the text, or "" if the template fails with these messages."""
     try:
         return template.render(messages, add_generation_prompt=False)
     except QsfError:

@@ -226,6 +226,7 @@ class _Compiler:
         return np.array(rows, "<u2")
 
     def behind(self, char: int) -> tuple[bool, ...]:
+        """Return which look-behinds want a character of this class."""
         return tuple(bool(mask >> char & 1) for mask in self.befores)
 
     def step(

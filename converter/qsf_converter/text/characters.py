@@ -120,4 +120,5 @@ def without_case(chars: Chars) -> Chars:
 
 
 def is_cased_as_one(text: str) -> bool:
+    """Return whether a single character equals a part of ``text`` of several, as ß equals ss."""
     return any(part in text.casefold() for part in _cases()[2])

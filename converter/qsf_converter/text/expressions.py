@@ -288,6 +288,7 @@ class _Parser:
     # ---- sets of characters ----
 
     def escaped_set(self, *, is_inside: bool = False) -> Chars | None:
+        """Return the set behind a backslash, if one is there, outside or inside of brackets."""
         char = self.text[self.at : self.at + 1]
         if char and char.lower() in _CLASSES:
             self.at += 1
@@ -314,6 +315,7 @@ class _Parser:
         return _ESCAPED.get(char, ord(char))
 
     def set_of(self, name: str, *, is_inside: bool) -> Chars:
+        """Return a set by its name; inside of brackets Oniguruma's words lack six numbers."""
         try:
             chars = named(name)
         except KeyError:
@@ -323,6 +325,7 @@ class _Parser:
         return chars
 
     def char_class(self) -> Chars:
+        """Return the set in brackets, of which the first one is behind."""
         is_other = self.take("^")
         chars: Chars | None = None
         part = empty()

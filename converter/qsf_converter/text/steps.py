@@ -75,6 +75,7 @@ _NMT_SPACES = (9, 0xA, 0xC, 0xD, 0x1680, *range(0x200B, 0x2010), 0x2028, 0x2029,
 
 
 def _char_map(kind: str) -> dict[bytes, str]:
+    """Return the table of a normalizer Lowercase, StripAccents or Nmt."""
     if kind == "Nmt":
         points = {**dict.fromkeys(_NMT_GONE, ""), **dict.fromkeys(_NMT_SPACES, " ")}
         return {chr(point).encode(): text for point, text in points.items()}
@@ -85,6 +86,7 @@ def _char_map(kind: str) -> dict[bytes, str]:
 
 
 def _mapped(table: Mapping[bytes, str], text: str) -> str:
+    """Return a text with the longest key at each place replaced."""
     data, at, parts = text.encode(), 0, []
     longest = max(map(len, table), default=0)
     while at < len(data):
@@ -99,6 +101,7 @@ def _mapped(table: Mapping[bytes, str], text: str) -> str:
 
 
 def _one_after_another(first: Step, second: Step) -> Step:
+    """Return the table of two."""
     if any(len(key.decode("utf-8", "ignore")) > 1 for key in second.table):
         raise refuse("a table of texts behind one of characters")
     both = {key: _mapped(second.table, text) for key, text in first.table.items()}
@@ -320,6 +323,7 @@ def _expression(tree: Node, behavior: str = "Isolated", *, is_inverted: bool = F
 
 
 def _expression_steps(part: Mapping[str, Any]) -> list[Step]:
+    """Return the steps of a pre-tokenizer that only splits."""
     kind = part.get("type")
     if kind == "Split":
         pattern, behavior = part.get("pattern") or {}, part.get("behavior")

@@ -106,6 +106,8 @@ def library_float(text: str) -> float:
 
 @dataclass
 class _Vocabulary:
+    """The model part of tokenizer.json, before the tables are made."""
+
     model: int
     flags: int
     ids: dict[str, int]

@@ -31,6 +31,7 @@ def say_lines(lines: list[str]) -> None:
 
 
 def show(piece: str) -> None:
+    """Print generated text on standard output, at once."""
     sys.stdout.write(piece)
     sys.stdout.flush()
 
@@ -47,6 +48,7 @@ class Shown:
         show(piece if self._prose is None else self._prose.push(piece))
 
     def end(self) -> None:
+        """Print the held-back text, and end the line."""
         show(f"{'' if self._prose is None else self._prose.end()}\n")
 
 

@@ -71,6 +71,8 @@ def _settings() -> dict[str, Option]:
 
 
 class Chat:
+    """One conversation: reads what the user types until the end, and answers."""
+
     def __init__(self, model: Model, request: Request) -> None:
         self._model = model
         self._request = request
@@ -112,6 +114,7 @@ class Chat:
         return 0
 
     def _turn(self) -> bool:
+        """Read and answer one message; return False at the end of the conversation."""
         try:
             line, self._typed = self._typed or self._read_message(), ""
             typed = "" if line is None else line.strip()
@@ -129,6 +132,7 @@ class Chat:
         return True
 
     def _completed(self, before: str, word: str) -> list[str]:
+        """Return the completions of ``word``, which follows ``before`` on the line."""
         name = before.strip()
         if not before:
             names = [*self._commands, "/exit"] if word.startswith("/") else []
@@ -141,6 +145,7 @@ class Chat:
     # ---- reading ----
 
     def _read_message(self) -> str | None:
+        """Return the user's message; a message between triple quotes may have several lines."""
         line = self._read_line("> ")
         if line is None or not line.lstrip().startswith(_QUOTES):
             return line
@@ -428,6 +433,7 @@ def line_editing(complete: Callable[[str, str], Sequence[str]]) -> Iterator[None
 
 @contextlib.contextmanager
 def prefilled(text: str) -> Iterator[None]:
+    """Start the next input() with ``text``, which the user can edit."""
     try:
         import readline
     except ImportError:

@@ -93,6 +93,7 @@ def write_messages(path: Path, messages: Sequence[dict[str, Any]]) -> None:
 
 
 def with_system(messages: Sequence[dict[str, Any]], text: str | None) -> list[dict[str, Any]]:
+    """Return the messages with ``text`` as the system message; "" removes it, None keeps it."""
     if text is None:
         return list(messages)
     rest = [message for message in messages if message["role"] != "system"]

@@ -39,6 +39,7 @@ _DEFAULT_CTX_TOKENS = 16384
 
 
 def main(arguments: list[str] | None = None) -> int:
+    """Run ``qsf-run`` and return its exit code."""
     command.prepare_streams()
     words = sys.argv[1:] if arguments is None else arguments
     request: Request | None = None
@@ -160,6 +161,7 @@ def _open(request: Request) -> Model:
 
 
 def _begin_conversation(model: Model, request: Request) -> None:
+    """Apply --session and --system to the model's session."""
     if request.system is None and request.session is None:
         return
     if model.chat_template.is_plain:

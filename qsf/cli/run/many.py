@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 def answer_many(model: Model, request: Request, file: Lines) -> int:
+    """Answer every line of --prompts; the exit code is 1 if a line failed."""
     is_raw = request.raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
     n_failed = n_answers = n_tokens = 0
@@ -126,6 +127,8 @@ def read_done(path: Path, memory_bytes: int) -> array[int]:
 
 
 class _Lines:
+    """The lines of --prompts, and the prompts that are being answered."""
+
     def __init__(self, request: Request, file: Lines, memory_bytes: int, *, is_raw: bool) -> None:
         self.done = array("Q")  # see `read_done`; becomes 0 once --prompts has the line
         self._path = request.prompts
@@ -188,6 +191,7 @@ class _Lines:
             return name, [], error
 
     def _prompt_of(self, record: Any) -> Any:
+        """Return the prompt as ``Model.batch`` takes it. Raises QsfArgumentError."""
         if isinstance(record, str):
             record = {"prompt": record}
         if not isinstance(record, dict) or len({"prompt", "messages"} & set(record)) != 1:

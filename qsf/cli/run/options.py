@@ -273,10 +273,12 @@ class Request(RunOptions):
 
     @property
     def form(self) -> tuple[str, str] | None:
+        """The option that constrains the form of answers, with its value."""
         return next(iter(_forms(self)), None)
 
     @property
     def thinks(self) -> bool | None:
+        """Whether the model is to think; None: the default of its chat template."""
         return self.think if self.think or self.no_think else None
 
 
@@ -370,6 +372,7 @@ def _forms(options: Any) -> list[tuple[str, str]]:
 
 
 def _sessions(options: argparse.Namespace) -> int:
+    """Return how many prompts are answered at the same time."""
     if options.parallel is not None:
         return int(options.parallel)
     return 1 if options.prompts is None else _DEFAULT_PARALLEL
@@ -397,6 +400,7 @@ def _check_many(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Raise UsageError for options that are missing or exclude each other."""
     if options.model is None and options.named_model is None:
         raise UsageError("MODEL is missing: a .qsf file, a HuggingFace folder, a GGUF file")
     if not (options.model or options.named_model):
@@ -425,6 +429,7 @@ _MAX_BYTES = 64 << 10
 
 
 def config_path() -> Path:
+    """Return the path of the file, which may not exist."""
     return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
 
 

@@ -27,6 +27,7 @@ _MANY_ROWS = 24  # longer timelines merge more units into a line
 
 
 def mb(n_bytes: int) -> str:
+    """Return bytes in MB of 2^20, as everywhere."""
     return f"{n_bytes / 2**20:,.1f}"
 
 
@@ -42,6 +43,7 @@ def _kv_text(plan: MemoryPlan) -> str:
 
 
 def facts_lines(model: Model, params: SamplingParams) -> list[str]:
+    """Return lines about the file and the engine, then the memory map."""
     from qsf.native import binding
 
     info = model.info
@@ -77,6 +79,7 @@ def skip_lines(plan: MemoryPlan) -> list[str]:
 
 
 def fewer_skips_lines(plan: MemoryPlan) -> list[str]:
+    """Return a warning if fewer layers could be skipped than were requested."""
     return skip_lines(plan) if plan.n_layers_skipped < plan.n_skips_asked else []
 
 
@@ -312,6 +315,7 @@ def cold_lines(stats: SessionStats) -> list[str]:
 
 
 def draft_record(stats: SessionStats) -> dict[str, int]:
+    """Return how many drafts were evaluated and how many were right, for ``--json``."""
     return {"drafted_tokens": sum(stats.n_drafted), "accepted_tokens": sum(stats.n_accepted)}
 
 
@@ -516,6 +520,7 @@ _TRACED: Final = (
 
 
 def usual_hits(share: float) -> float:
+    """Return the expected hit rate if ``share`` of all experts have slots."""
     percent = 100 * share
     for (x, y), (next_x, next_y) in pairwise(_TRACED):
         if percent <= next_x:
@@ -530,6 +535,7 @@ def slots_with_twice(plan: MemoryPlan) -> int:
 
 
 def hit_lines(plan: MemoryPlan) -> list[str]:
+    """Return the expected hit rates with these slots and with twice the memory; [] if all fit."""
     if plan.expert_slots >= plan.n_experts:
         return []
 

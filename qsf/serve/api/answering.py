@@ -37,6 +37,8 @@ BEGUN, DONE = Event(), Event()
 
 @dataclass
 class Choice:
+    """One choice of an answer, as far as it has arrived."""
+
     index: int
     job: Job
     texts: list[str] = field(default_factory=list)
@@ -109,6 +111,7 @@ class Encoder:
 
     @classmethod
     def framed(cls, value: Any, name: str = "") -> bytes:
+        """Return a server-sent event, or a line of JSON."""
         data = value.encode() if isinstance(value, str) else to_json(value)
         if cls.kind != "text/event-stream":
             return data + b"\n"
@@ -129,12 +132,14 @@ class Encoder:
         return ()
 
     def finish(self) -> Iterable[Sent]:
+        """Return the events after the last ones of all choices."""
         return ()
 
     def fail(self, problem: Problem) -> Iterable[Sent]:
         return [("", problem.body())]
 
     def whole(self) -> object:
+        """Return the answer in one piece."""
         raise NotImplementedError
 
 
@@ -174,6 +179,7 @@ class Call:
         self._wake()
 
     def mark_gone(self) -> None:
+        """Record that the client has disconnected."""
         self._is_gone = True
         self._wake()
 
@@ -269,6 +275,7 @@ def _fits(schema: Any, text: str) -> bool | None:
 
 
 def usage(choices: Sequence[Choice], n: int = 1) -> dict[str, Any]:
+    """Return the numbers of tokens; a prompt counts once for its ``n`` choices."""
     firsts = [choice.job for choice in choices[::n]]
     n_prompt = sum(job.n_prompt for job in firsts)
     n_answer = sum(choice.job.n_generated for choice in choices)

@@ -78,6 +78,7 @@ def problem_body(problem: Problem) -> dict[str, Any]:
 
 
 def _turns(fields: Prompt) -> list[dict[str, Any]]:
+    """Return the messages, with the system message first."""
     turns = [] if fields.system is None else [{"role": "system", "content": fields.system}]
     try:
         as_messages(turns)

@@ -67,6 +67,7 @@ Objects = Annotated[
 
 
 def texts_or_ids(most: int, *others: dict[str, Any]) -> Meta:
+    """Return the schema of a field with a text, token ids, or up to ``most`` of either."""
     text, ids = {"type": "string"}, {"type": "array", "items": {"type": "integer", "minimum": 0}}
     several = ({"type": "array", "items": items, "maxItems": most} for items in (text, ids))
     return Meta(extra_json_schema={"anyOf": [text, ids, *several, *others]})
@@ -127,6 +128,8 @@ class Offering(Sampling):
 
 @dataclass(slots=True)
 class Ranking:
+    """What is told about documents that a request ranks."""
+
     documents: Sequence[str]
     has_documents: bool
     top_n: int
@@ -187,6 +190,7 @@ def read_choosing(
     has_logprob: bool = False,
     place: str = "",
 ) -> Choosing:
+    """Return how tokens are chosen. ``place`` is what errors put before names. Raises Problem."""
     params: dict[str, Any] = {"temperature": fields.temperature, "min_p": fields.min_p}
     params |= {"repetition_penalty": repetition, "top_p": fields.top_p}
     params["top_k"] = 0 if fields.top_k == NO_LIMIT else fields.top_k
@@ -275,6 +279,7 @@ def read_thoughts(
 
 
 def one_of(**values: Any) -> Any:
+    """Return the value of a field that has several names. Raises Problem if they differ."""
     given = {name: value for name, value in values.items() if value is not None}
     if len(set(given.values())) > 1:
         text = " and ".join(f"{name} is {value}" for name, value in given.items())
@@ -397,6 +402,7 @@ def make_jobs(
     name: str,
     max_seconds: float | None,
 ) -> list[Job]:
+    """Return the jobs: the choices of the first prompt, then those of the second, and so on."""
     model, tools = serving.model, ask.tools
     end_ids = frozenset() if ask.ignores_end else model.end_ids
     if ask.is_infill and not ask.ignores_end:

@@ -48,6 +48,8 @@ class File(Part, kw_only=True):
 
 
 class Infill(Completion):
+    """The body of a request to /infill; the prompt is the beginning of the middle."""
+
     prompt: str | None = None
     input_prefix: str | None = None
     input_suffix: str | None = None
@@ -96,6 +98,7 @@ class CompletionEncoder(Encoder):
         return [("", {**self._entry(choice), "content": ""})]
 
     def whole(self) -> Any:
+        """Return the whole text; for several prompts a list."""
         entries = [self._entry(choice) for choice in self.choices]
         return entries[0] if len(entries) == 1 else entries
 

@@ -150,6 +150,7 @@ class Pull(Part):
 def _shared(
     fields: Generated, serving: Serving, *, has_logprob: bool = False, n_top: int = 0
 ) -> dict[str, Any]:
+    """Return the fields of an ``Ask`` that need no prompt."""
     options = fields.options or Options()
     return {
         "choosing": read_choosing(
@@ -263,6 +264,7 @@ def read_embed(fields: Embed, serving: Serving) -> Ask:
 
 
 def read_embedding(fields: Embedding, serving: Serving) -> Ask:
+    """Return the checked request to the older /api/embeddings. Raises Problem."""
     return _embed(fields, fields.prompt, None, serving, "prompt")
 
 

@@ -216,6 +216,7 @@ def chat_ask(
 
 
 def chat_tokens(fields: Templated, messages: list[Any], serving: Serving) -> list[int]:
+    """Return the prompt that a chat with these fields has."""
     arguments = _thoughts(fields, serving).arguments
     return encode_messages(chat_turns(messages), arguments, serving, fields.read_tools(serving))[0]
 
@@ -272,6 +273,7 @@ def encode_messages(
 
 
 def as_turns(messages: list[Any]) -> list[dict[str, Any]]:
+    """Return messages in the form of chat templates. Raises QsfArgumentError."""
     turns = as_messages(messages)
     for turn in turns:
         if turn["role"] == "developer":
@@ -418,6 +420,7 @@ class ChatEncoder(_OpenAi):
 
 
 def _call(part: CallPart) -> dict[str, Any]:
+    """Return a call, or more of its arguments, in OpenAI's form."""
     if not part.name:
         return {"function": {"arguments": part.arguments}}
     function = {"name": part.name, "arguments": part.arguments}

@@ -152,6 +152,8 @@ def _texts(parts: list[Any]) -> list[Any]:
 
 
 class ResponsesEncoder(Encoder):
+    """Answers of /v1/responses: reasoning, a message, calls of functions."""
+
     prefix = "resp_"
 
     def __init__(self, ask: Ask, serving: Serving) -> None:
@@ -194,6 +196,7 @@ class ResponsesEncoder(Encoder):
         return {"id": self._ids[kind], **more, "status": status, "content": list(content)}
 
     def _items(self, choice: Choice) -> dict[str | int, dict[str, Any]]:
+        """Return the items of the output in their order."""
         status = _status(choice)
         items: dict[str | int, dict[str, Any]] = {}
         if choice.reasoning:

@@ -130,9 +130,12 @@ def _ask(
 
 
 class _VectorsEncoder(Encoder):
+    """The form of an answer that is never a stream."""
+
     prefix = "read-"
 
     def usage(self) -> dict[str, int]:
+        """Return how many tokens the prompts have, cached ones included."""
         n_prompt = sum(choice.job.n_prompt for choice in self.choices)
         return {"prompt_tokens": n_prompt, "total_tokens": n_prompt}
 

@@ -85,6 +85,7 @@ def read_body(data: bytes, memory_bytes: int) -> dict[str, Any]:
 
 
 def read_inner(text: str) -> Any:
+    """Return the value of JSON inside a text of the body. Raises JsonError."""
     left_bytes = _left_bytes.get()
     value = read_json(text, memory_bytes=left_bytes)
     _left_bytes.set(left_bytes - needed_bytes(text.encode()))

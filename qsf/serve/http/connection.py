@@ -184,6 +184,7 @@ class Connection(asyncio.Protocol):
         self._send(h11.Response(status_code=status, headers=values, reason=reason))
 
     async def write(self, data: bytes) -> None:
+        """Send a part of a body; disconnects a client that has stopped reading."""
         if self._transport.get_write_buffer_size() > _MAX_UNSENT_BYTES:
             self.abort()
         self._send(h11.Data(data=data))
@@ -209,6 +210,7 @@ class Connection(asyncio.Protocol):
             self._exchange.mark_gone()
 
     def close_when_done(self) -> None:
+        """End the connection after the request that is being answered, or now."""
         self._is_closing = True
         if self.is_idle:
             self.is_counted = False
@@ -231,6 +233,7 @@ class Connection(asyncio.Protocol):
             self._wanted = None
 
     async def _read_head(self) -> Head:
+        """Return the next head. Raises Problem, _GoneError, or TimeoutError if no byte arrived."""
         loop = asyncio.get_running_loop()
         self._is_waiting, self.idle_since = True, loop.time()
         while True:
@@ -292,6 +295,7 @@ class Connection(asyncio.Protocol):
         return replace(head, request_id=has_id[0]) if has_id else head
 
     async def _read_body(self, exchange: Exchange) -> None:
+        """Read the body; a large one waits until memory allows it. Raises Problem, _GoneError."""
         head, most, limits = exchange.head, self._limits.max_body_bytes, self._limits
         n_bytes = int(head.get("content-length") or 0)
         if n_bytes > most:
@@ -355,6 +359,7 @@ class Connection(asyncio.Protocol):
             await self._linger()
 
     async def _serve_request(self) -> bool:
+        """Serve one request; return whether another may follow."""
         head: Head | None = None
         exchange: Exchange | None = None
         try:

@@ -72,6 +72,7 @@ class Exchange:
     holds: asyncio.Semaphore | None = None
 
     def drop_body(self) -> None:
+        """Free the memory of the body once it was parsed."""
         self.body = b""
         if self.holds is not None:
             self.holds.release()
@@ -91,12 +92,14 @@ class Exchange:
         status: int = 200,
         headers: dict[str, str] | None = None,
     ) -> None:
+        """Send an answer in one piece."""
         sizes = {"content-length": str(len(body))}
         self._begin(status, {"content-type": kind, **(headers or {}), **sizes})
         await self.carrier.write(b"" if self.head.method == "HEAD" else body)
         self.carrier.end()
 
     def begin(self, kind: str) -> None:
+        """Begin a stream, whose parts follow by ``write``."""
         self._begin(200, {"content-type": kind, "x-accel-buffering": "no"})
 
     async def write(self, data: bytes) -> None:

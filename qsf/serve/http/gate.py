@@ -106,6 +106,7 @@ class Gate:
 
     @staticmethod
     def is_own(head: Head) -> bool:
+        """Return whether the request comes from this server's own page."""
         origin = head.get("origin").partition("://")[2]
         return bool(origin) and origin == head.get("host")
 

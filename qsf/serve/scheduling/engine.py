@@ -110,6 +110,7 @@ class ModelEngine:
         return is_ahead(self.sessions[slot], token)
 
     def choose(self, jobs: Sequence[tuple[int, Job]]) -> list[Chosen | QsfError]:
+        """Choose the next token for each of (slot, job)."""
         errors: dict[int, QsfError] = {}
         choices = []
         for slot, job in jobs:
@@ -148,6 +149,7 @@ class ModelEngine:
         return array("I", self.sessions[slot].tokens)
 
     def count_common(self, slot: int, tokens: array[int]) -> int:
+        """Return how many leading tokens the slot holds."""
         return self.sessions[slot].count_common(tokens)
 
     def n_again(self, slot: int) -> int:
@@ -157,6 +159,7 @@ class ModelEngine:
         return self.sessions[slot].engine_stats.n_again
 
     def keep(self, slot: int, n_tokens: int) -> None:
+        """Forget all but the first tokens of the slot, or all. Raises QsfError."""
         session = self.sessions[slot]
         try:
             session.rewind(n_tokens)
@@ -176,10 +179,12 @@ class ModelEngine:
         save_session(self.sessions[slot], path, owner, is_synced=False)
 
     def load(self, slot: int, path: Path) -> tuple[int, str]:
+        """Load a session file into the slot; returns n_tokens and the owner. Raises QsfError."""
         head = load_session(self.sessions[slot], path)
         return len(head.tokens), head.owner
 
     def state_key(self) -> bytes:
+        """Return the key of states: a digest of all that decides their bits."""
         return native.state_key(self._opened.native)
 
     def state_bytes(self, slot: int) -> int:

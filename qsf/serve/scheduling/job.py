@@ -151,6 +151,7 @@ class Job(Answer):
 
     @property
     def is_scoring(self) -> bool:
+        """The probabilities of its prompt's tokens are requested and not complete."""
         return self.wants_scores and not self.first
 
     @property
@@ -188,6 +189,7 @@ class Job(Answer):
         return self.reader is not None and self.reader.is_full
 
     def advance(self, chosen: Chosen) -> Event | None:
+        """Add a chosen token; return the event that can be sent now."""
         if self.choosing.has_logprob and chosen.token not in self.end_ids:
             self.unsent.append(chosen)
         return self._event(self.take(chosen.token))
@@ -204,6 +206,7 @@ class Job(Answer):
         return text
 
     def end(self, reason: str) -> str:
+        """End the answer; return the rest of its text."""
         text = super().end(reason)
         if self.reader is not None:
             rest, calls = self.reader.finish()

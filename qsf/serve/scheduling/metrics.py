@@ -85,6 +85,7 @@ class Metrics:
         self.counters["spec_decode_num_accepted_tokens_total"] += n_tokens
 
     def count_token(self, job: Job, now: float) -> None:
+        """Count a chosen token; ``job`` is in the state before it."""
         self.counters["generation_tokens_total"] += 1
         if job.first:
             self.histograms["inter_token_latency_seconds"].add(now - job.last)

@@ -286,6 +286,7 @@ class Scheduler:
         return rows
 
     def _choose_rows(self) -> list[tuple[Slot, PassItem]]:
+        """Return the tokens of the next pass."""
         rows: list[tuple[Slot, PassItem]] = []
         jobs = [(slot, job) for slot, job in self._slots.taken if slot.leader is None]
         prompts = [slot for slot, job in jobs if job.state is State.PROMPT]
@@ -531,6 +532,7 @@ class Pace:
     """
 
     def __init__(self, pass_seconds: float) -> None:
+        """Set the longest duration of a pass while a job decodes; infinity: no limit."""
         self._wanted_seconds = pass_seconds
         self._base_seconds = 0.0  # duration of a pass without prompt rows
         self._row_seconds = 0.0  # that a prompt row adds

@@ -238,6 +238,7 @@ class Costs:
         self._read_sums = [0.0, 0.0]  # sums of bytes and seconds
 
     def learn_evaluating(self, first: int, n_tokens: int, seconds: float) -> None:
+        """Record the duration of a prompt pass that starts at position ``first``."""
         a, b = float(n_tokens), n_tokens * (first + n_tokens / 2)
         new = (a * a, a * b, b * b, a * seconds, b * seconds)
         self._sums = [_KEPT_SHARE * s + x for s, x in zip(self._sums, new, strict=True)]
@@ -257,6 +258,7 @@ class Costs:
         self._read_sums = [_KEPT_SHARE * s + x for s, x in sums]
 
     def evaluating(self, first: int, end: int) -> float:
+        """Return the seconds for the tokens from position ``first`` up to ``end``."""
         return self._c0 * (end - first) + self._c1 * (end * end - first * first) / 2
 
     def reading(self, n_bytes: int) -> float:

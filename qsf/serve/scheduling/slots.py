@@ -28,6 +28,8 @@ _PINNED_SALT = "prefix"  # no job has this salt
 
 
 class Slots:
+    """All slots of an engine; only for the scheduler's thread."""
+
     def __init__(
         self,
         engine: ModelEngine,
@@ -109,6 +111,7 @@ class Slots:
         return value(seconds, n_freed, self._clock() - slot.used), slot.used
 
     def _n_elsewhere(self, slot: Slot) -> int:
+        """Return how many leading tokens of the slot another slot holds too."""
         tokens = self._engine.tokens(slot.index)
         others = (
             other
@@ -187,6 +190,7 @@ class Slots:
         self.keep(slot, 0)
 
     def write_all(self) -> None:
+        """Write the tokens of slots to files; the most valuable slots last, so that they stay."""
         for slot in sorted(self.all, key=lambda slot: self._worth(slot, is_by_token=True)):
             if self._files is not None and slot.n_held:
                 tokens = self._engine.tokens(slot.index)
@@ -205,6 +209,7 @@ class Slots:
         return best
 
     def _copy(self, slot: Slot, source: Slot, n_tokens: int) -> bool:
+        """Return whether the slot holds the first tokens of another one now."""
         try:
             self._engine.copy(slot.index, source.index, n_tokens)
         except QsfError:  # a sliding window has moved on there

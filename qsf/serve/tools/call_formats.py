@@ -85,6 +85,7 @@ class Format:
         return self.begin == CALL_BEGIN
 
     def write(self, calls: Iterable[tuple[str, Mapping[str, Any], int]]) -> str:
+        """Return calls (name, arguments, number) as a model of the family writes them."""
         texts = (
             f"{self.before}{name}{f':{number}' if self.is_numbered else ''}"
             f"{self.middle}{self._written(values)}{self.after}"
@@ -202,10 +203,12 @@ _MARKERS = ("<|tool_call|>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[AR
 
 
 def find_format(template: str) -> Format | None:
+    """Return the format of calls for a chat template; None: unknown."""
     return next((f for f in FORMATS if all(sign in template for sign in f.signs)), None)
 
 
 def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Return the special tokens that calls may contain, with their texts."""
     names = {
         token: tokenizer.token_bytes(token, skip_special=False) for token in tokenizer.special_ids
     }
@@ -213,6 +216,8 @@ def marker_tokens(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 class _Lark:
+    """Builds a grammar rule by rule."""
+
     def __init__(self, markers: Mapping[int, str]) -> None:
         self.rules: list[str] = []
         self._token_of = {name: token for token, name in markers.items()}
@@ -361,6 +366,7 @@ def read_output(text: str) -> Any:
 
 
 def read_whole(form: Format, body: str, schemas: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the calls (name, arguments in JSON) between the begin and end marks; []: none."""
     try:
         if form.arguments == "marked":
             name, arguments = read_marked(body)

@@ -152,6 +152,7 @@ class CallReader:
         return text, parts
 
     def _tell(self, arguments: str) -> None:
+        """Report more arguments of the last call."""
         if self._parts:
             self._parts[-1].arguments += arguments
         else:
@@ -207,6 +208,7 @@ class CallReader:
         return bool(text)
 
     def _give_up(self) -> None:
+        """Read what may have begun a call as text."""
         self._rest = "".join([*self._raw, *self._body, self._rest])
         self._raw, self._body = [], []
         self.open_name = None
@@ -232,6 +234,7 @@ class CallReader:
         return True
 
     def _in_bare(self) -> bool:
+        """State: inside an object that may be the whole answer."""
         if self.open_name is None:
             match = JSON_HEAD.match(self._rest)
             if match is None and self._may_be_object() and len(self._rest) < _MAX_HEAD:

@@ -117,6 +117,7 @@ def _with_texts(turn: dict[str, Any], nothing: str | None) -> dict[str, Any]:
 def _without_calls(
     turns: list[dict[str, Any]], form: Format, source: str, special_names: Sequence[str]
 ) -> list[dict[str, Any]]:
+    """Return messages whose calls and results are texts."""
     role = "tool" if form is not GENERIC and _TOOL_ROLE.search(source) else form.result_role
     messages: list[dict[str, Any]] = []
     for turn in turns:

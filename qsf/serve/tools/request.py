@@ -90,6 +90,7 @@ def read_form(
 
 
 def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
+    """Return the constraint of a form. Raises Problem for a form that cannot be enforced."""
     try:
         constraint = need_constraints(constraints, form.place).make(*form[:3])
     except QsfArgumentError as error:
@@ -101,6 +102,7 @@ def constrain(constraints: Constraints | str, form: AnswerForm) -> Constraint:
 
 
 def need_constraints(constraints: Constraints | str, place: str) -> Constraints:
+    """Return the maker of constraints. Raises Problem if the server has none."""
     if isinstance(constraints, str):
         raise Problem(
             400, "unsupported_parameter", f"{place} cannot be enforced: {constraints}", param=place
@@ -331,6 +333,7 @@ class Function(Part):
 
 
 def read_function(value: Any, schema_name: str = "parameters") -> Tool:
+    """Return a function from its description in a request. Raises Problem."""
     if not isinstance(value, dict):
         raise invalid("tools", f"tools must be objects, not {shown(value)}")
     function, _ = read_part(Function, value, "tools.")
@@ -370,6 +373,7 @@ def read_chat_tools(
 
 
 def _function_name(value: dict[str, Any]) -> Any:
+    """Return the function name, which chat completions nest in an object and Responses do not."""
     function = value.get("function")
     return function.get("name") if isinstance(function, dict) else value.get("name")
 
@@ -391,6 +395,7 @@ def _read_allowed(value: Any, tools: Sequence[Tool]) -> tuple[list[Tool], str]:
 
 
 def chat_turns(messages: Sequence[Any]) -> list[Any]:
+    """Return messages with their calls in the form of chat templates."""
     return [_chat_turn(message) if isinstance(message, dict) else message for message in messages]
 
 

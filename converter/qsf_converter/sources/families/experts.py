@@ -59,6 +59,7 @@ def _gpt_oss_of_gguf() -> r.Rules:
 
 
 def route(draft: Draft, layers: Collection[int], **routing: Any) -> None:
+    """Give ``layers`` experts, and set the widths of all layers' parts."""
     config, dense_dim = draft.config, draft.dims["ffn"]
     n_experts = config.count("num_experts", MAX_LAYER_EXPERTS)
     n_chosen = config.count("num_experts_per_tok", MAX_CHOSEN)
@@ -94,6 +95,7 @@ def by_sum(config: Config) -> ExpertWeights:
 
 
 def route_all(draft: Draft, **routing: Any) -> None:
+    """Every layer has experts as wide as ``intermediate_size``, and no other part."""
     draft.dims["expert"] = draft.dims["ffn"]
     route(draft, range(draft.header.n_layers), **routing)
 

@@ -57,6 +57,7 @@ class Facts:
 
     @property
     def n_trunk_layers(self) -> int:
+        """The layers without the MTP head, which is the last one if there is one."""
         return self.header.n_layers - sum(kind.is_mtp for kind in self.layer_kinds[-1:])
 
     def tables(self) -> dict[str, bytes]:

@@ -79,6 +79,7 @@ _ENDS = r.ends("embed_tokens", "norm", add=1.0)
 
 
 def sandwich(add: float = 0.0) -> r.Rules:
+    """The norms before and behind attention and FFN."""
     return (
         *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=add),
         *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm", add=add),

@@ -108,6 +108,7 @@ class Gguf:
     also: tuple[Gguf, ...] = ()
 
     def fields(self, *, is_layer_norm: bool) -> dict[str, tuple[str, bool]]:
+        """Return the key of each field, and whether a file must have it."""
         epsilon = f"attention.layer_norm_{'' if is_layer_norm else 'rms_'}epsilon"
         keys = {**KEYS, "norm_epsilon": epsilon, **self.keys}
         needed = (*_NEEDED, *self.needs)

@@ -139,6 +139,7 @@ def rope_of(
 
 
 def _rotated(scaling: Config, head_dim: int, is_proportional: bool) -> int:
+    """How many dimensions of a head are rotated."""
     part = scaling.positive("partial_rotary_factor", 1.0)
     n_dims = head_dim if is_proportional else int(head_dim * part)
     if "rotary_dims" in scaling:  # the form of GPT-J and of GGUF files
@@ -256,6 +257,7 @@ _SCALINGS: Final = {
 
 
 def alibi_slopes(n_heads: int) -> tuple[float, ...]:
+    """Return the slopes of the heads of Falcon and BLOOM."""
     power = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2.0 ** (-4 * (2 * i + 1) / power) for i in range(n_heads - power)]
@@ -263,6 +265,7 @@ def alibi_slopes(n_heads: int) -> tuple[float, ...]:
 
 
 def mpt_slopes(n_heads: int, most: float) -> tuple[float, ...]:
+    """Return the slopes of the heads of MPT; that of the last head is 2 ** -``most``."""
     power = 1 << (n_heads - 1).bit_length()
     slopes = [2.0 ** -((i + 1) * most / power) for i in range(power)]
     if power != n_heads:

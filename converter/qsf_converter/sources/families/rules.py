@@ -33,6 +33,8 @@ class Place(enum.Enum):
 
 
 class Where(enum.Enum):
+    """The layers that have a tensor."""
+
     EVERYWHERE = enum.auto()
     DENSE = enum.auto()  # those with an FFN and without experts
     ROUTED = enum.auto()
@@ -124,6 +126,7 @@ class TensorRule:
 
     @property
     def is_of_later(self) -> bool:
+        """True if the first layer lacks it."""
         return "{before}" in self.source or "{later}" in self.source
 
     @property
@@ -156,6 +159,7 @@ class TensorRule:
 
 
 def layer(target: TensorType, source: str, *shape: str, **options: Any) -> TensorRule:
+    """A tensor of each layer; ``source`` is its name after the layer's."""
     return TensorRule(Place.LAYER, target, source, shape, **options)
 
 
@@ -178,6 +182,7 @@ def norm(
     bias: TensorType | None = None,
     **more: Any,
 ) -> tuple[TensorRule, ...]:
+    """The rules of a norm and, if ``bias`` is given, of its bias."""
     rules = (layer(target, f"{source}.weight", dim, **more),)
     return rules if bias is None else (*rules, layer(bias, f"{source}.bias", dim, **more))
 

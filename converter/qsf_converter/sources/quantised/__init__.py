@@ -55,6 +55,7 @@ class Method:
 
     @property
     def is_ternary(self) -> bool:
+        """True if the layers' matrices are stored as ternary weights."""
         return self.is_bitnet and packed.is_ternary(self.own)
 
 

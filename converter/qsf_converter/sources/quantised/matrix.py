@@ -69,6 +69,7 @@ class Stored:
         self._bands: dict[str, tuple[int, int, RawArray]] = {}
 
     def need(self, name: str, types: Collection[str]) -> SourceTensor:
+        """Return a tensor. Raises QsfConversionError if it is missing or of another type."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise QsfConversionError(f"a quantised matrix has no tensor {name}")
@@ -89,6 +90,7 @@ class Stored:
         return self.rows(name, 0, self.tensors[name].n_rows).reshape(-1)
 
     def columns(self, name: str, start: int, stop: int) -> RawArray:
+        """Return columns [start, stop); a vector is one row."""
         tensor = self.tensors[name]
         first, last, band = self._bands.pop(name, (0, 0, None))
         if band is None or not first <= start <= stop <= last:

@@ -32,6 +32,7 @@ _Read = Callable[[str, int, int], RawArray]  # of outputs [start, stop)
 
 
 def gptq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
+    """Yield the matrices of GPTQ. Raises QsfConversionError for parts that do not fit."""
     bits = _choice(own, "bits", (2, 3, 4, 8))
     form = _choice(own, "checkpoint_format", ("gptq", "gptq_v2"))
     add = np.uint8(form == "gptq")  # AutoGPTQ stores the zeros less one
@@ -52,6 +53,7 @@ def gptq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
 
 
 def awq_matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
+    """Yield the matrices of AWQ. Raises QsfConversionError for parts that do not fit."""
     bits = _choice(own, "bits" if own.has("bits") else "w_bit", (4,))
     version = _choice(own, "version", ("gemm", "gemv", "GEMM", "GEMV")).lower()
 

@@ -32,6 +32,7 @@ _FORMATS: Final = (
 
 
 def matrices(stored: Stored, own: Config) -> Iterator[Matrix]:
+    """Yield the matrices with scales; raises QsfConversionError if parts do not fit."""
     if own.get("quant_method") == "compressed-tensors" and own.get("format") not in _FORMATS:
         raise own.error("format", f"= {shown(own['format'])} is not supported")
     for key in ("transform_config", "sparsity_config"):
