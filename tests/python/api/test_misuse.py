@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import qsf
@@ -129,6 +129,7 @@ def check_error(error: qsf.QsfError) -> None:
 
 
 @given(prompt=ODD, options=st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3))
+@example(prompt="", options={"constraint": int})
 def test_any_arguments_of_generate_give_text_or_a_typed_error(
     model: qsf.Model, prompt: Any, options: dict[str, Any]
 ) -> None:
