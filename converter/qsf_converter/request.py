@@ -88,6 +88,12 @@ class Request:
         return self.target_bytes is not None or self.target_bpw is not None
 
     @property
+    def is_plain(self) -> bool:
+        """True if nothing is asked that ``auto`` cannot do."""
+        rule = self.ternary_rule
+        return not (self.calibration or self.embed_type) and rule == DEFAULT_TERNARY_RULE
+
+    @property
     def has_chosen_types(self) -> bool:
         """True if each matrix gets a type of its own."""
         return self.layer_type in (MIXED, AUTO)
