@@ -246,6 +246,7 @@ def _tensor_names(
     """
     package: Any = importlib.import_module("gguf")
     kinds = {name: kind for kind, name in package.MODEL_ARCH_NAMES.items()}
+    architecture = form.named_as or architecture
     if architecture not in kinds:
         raise QsfConversionError(
             f"the installed package gguf does not know the architecture {architecture}: "
