@@ -42,7 +42,7 @@ CAPS: dict[str, int] = {
     "qsf/find": 1051,
     "qsf/native": 1479,
     "qsf/report": 748,
-    "qsf/serve": 8737,
+    "qsf/serve": 8764,
     "qsf/shell": 1594,
     "qsf/system": 635,
     "qsf/text": 3053,
@@ -71,7 +71,7 @@ CAPS: dict[str, int] = {
     "tests/python/make": 5633,
     "tests/python/oracle": 600,
     "tests/python/real": 470,
-    "tests/python/serve": 5523,
+    "tests/python/serve": 5532,
     "tests/python/text": 1934,
 }
 MAX_FILES = 880
