@@ -34,8 +34,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}
-# Published files have MPTForCausalLM and LLaMAForCausalLM, too.
-_ANY_CASE: Final = {name.lower(): name for name in (*FAMILIES, *_NESTED)}
+# Published files have MPTForCausalLM and LLaMAForCausalLM, too; Ling 3's the name of its own code.
+_ANY_CASE: Final = {
+    **{name.lower(): name for name in (*FAMILIES, *_NESTED)},
+    "bailingmoev3forcausallm": "BailingHybridForCausalLM",
+}
 
 # A part of an architecture's name -> the computation that the engine lacks, and a related
 # architecture that runs.

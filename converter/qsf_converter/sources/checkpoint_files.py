@@ -124,7 +124,8 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         return total.hexdigest()
 
     def _open_named(self, model_dir: Path, single_name: str, index_name: str) -> bool:
-        """Open the single file of a model or, if it is absent, the shards that the index names.
+        """Open the single file of a model or, if it is absent, the shards that the index names, or
+        all shards of their names if that is absent, too.
 
         A subclass opens each with ``_open_file``.
         """
@@ -135,8 +136,13 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
         elif index.exists():
             self._open_shards(index, self._open_file)
         else:
-            return False
-        return True
+            self._paths = shards_of(single)
+            for shard in self._paths:
+                for name, located in self._open_file(shard).items():
+                    if name in self._located:
+                        raise QsfConversionError(f"{shard}: tensor {name} is in another shard, too")
+                    self._located[name] = located
+        return bool(self._paths)
 
     # ---- implemented by file formats ----
 
@@ -215,6 +221,13 @@ class FileCheckpoint(Closing, Generic[LocatedT]):
                     )
                 self._located[name] = content[name]
         self._paths = tuple(paths)
+
+
+def shards_of(single: Path) -> tuple[Path, ...]:
+    """Return NAME-00001-of-00003.EXT and so on beside NAME.EXT; (): there is no whole set."""
+    found = sorted(single.parent.glob(f"{single.stem}-*-of-*{single.suffix}"))
+    wanted = [f"{single.stem}-{i + 1:05}-of-{len(found):05}" for i in range(len(found))]
+    return tuple(found) if [path.stem for path in found] == wanted else ()
 
 
 def is_count(value: Any) -> bool:

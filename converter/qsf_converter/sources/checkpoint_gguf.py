@@ -1,7 +1,7 @@
 """The weights of a GGUF file, under the names and in the order of HuggingFace's checkpoints.
 
-F32, F16, BF16 and MXFP4 are returned as stored; other quantised types become f32
-through the ``gguf`` package, a range of rows at a time, or are read as bytes (``read_stored``).
+F32, F16, BF16 and MXFP4 are returned as stored; other quantised types become f32, through the
+``gguf`` package but for two, a range of rows at a time, or are read as bytes (``read_stored``).
 
 llama.cpp's converter reorders the rows of LLaMA's Q and K so that the two halves of each head,
 which RoPE rotates together, are interleaved; this module restores the order. Rows are whole blocks
@@ -15,6 +15,7 @@ import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,15 @@ from qsf_converter.sources.checkpoint_files import READABLE, FileCheckpoint, Loc
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.gguf_config import ROPE_TENSORS, dialect_of, read_model
-from qsf_converter.sources.gguf_file import GgufHead, GgufTensor, read_parts
+from qsf_converter.sources.gguf_file import I2_S, GgufHead, GgufTensor, read_parts
 
 _SLAB_BYTES = 4 << 20  # of f32 dequantised at once
 _N_ROPE_FACTORS = 4096  # half the largest head_dim
 
 
+# A block of Q1_0 (ggml-quants.c of llama.cpp): bit 1 is the scale, 0 its negative.
+_Q1_0 = np.dtype([("scale", "<f2"), ("bits", "u1", (16,))])
+_TERNARY = {"TQ1_0", "TQ2_0", "Q1_0", I2_S}  # types whose values ours has
 _BITS_OF_4BIT = 4.5
 # Tensors whose rows can be in the order of interleaved RoPE -> the field with their heads.
 _PERMUTED = {".q_proj.": "num_attention_heads", ".k_proj.": "num_key_value_heads"}
@@ -48,9 +52,13 @@ class LeastType:
 
 @dataclass(slots=True, kw_only=True)
 class _Stored(Located):
-    """A tensor; if ``n_heads`` is not 0, the rows of each head are interleaved in the file."""
+    """A tensor; if ``n_heads`` is not 0, the rows of each head are interleaved in the file.
+
+    ``scale`` is that of I2_S.
+    """
 
     n_heads: int = 0
+    scale: float = 1.0
 
 
 class GgufCheckpoint(FileCheckpoint[_Stored]):
@@ -119,7 +127,12 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
     def _stored(self, name: str, tensor: GgufTensor, n_heads: int = 0) -> _Stored:
         source = checkpoint.SourceTensor(name, tensor.shape, tensor.type, tensor.n_bytes)
         file, path = self._files[tensor.part], self._paths[tensor.part]
-        return _Stored(source, file, path, tensor.offset, n_heads=n_heads)
+        stored = _Stored(source, file, path, tensor.offset, n_heads=n_heads)
+        if tensor.type == I2_S:
+            scale = self._read_at(stored, tensor.n_bytes, 4)
+            stored.scale = float(np.frombuffer(scale, "<f4")[0])
+            stored.sha256.update(scale)
+        return stored
 
     def _rope_factors(self, tensor: GgufTensor) -> NDArray[np.float32]:
         if tensor.type != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > _N_ROPE_FACTORS:
@@ -131,7 +144,7 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         return np.frombuffer(self._read_at(located, 0, tensor.n_bytes), "<f4")
 
     def _check_readable(self, located: _Stored) -> None:
-        if located.tensor.dtype not in (*READABLE, checkpoint.MXFP4):
+        if located.tensor.dtype not in (*READABLE, checkpoint.MXFP4, *_OWN):
             _dequantiser(located.tensor)
 
     def _stored_rows(self, located: _Stored, start: int, stop: int) -> bytearray:
@@ -162,7 +175,10 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
         if tensor.dtype == checkpoint.MXFP4:
             return _mxfp4_blocks(stored, n_rows)
         n_cols = tensor.shape[-1]
-        package, kind = _dequantiser(tensor)
+        dequantise = _OWN.get(tensor.dtype)
+        if dequantise is None:
+            package, kind = _dequantiser(tensor)
+            dequantise = partial(package.quants.dequantize, qtype=kind)
         rows = np.frombuffer(stored, np.uint8).reshape(n_rows, tensor.row_bytes)
         values = np.empty((n_rows, n_cols), np.float32)
         step = max(1, _SLAB_BYTES // max(1, n_cols * 4))
@@ -170,8 +186,30 @@ class GgufCheckpoint(FileCheckpoint[_Stored]):
             slab = rows[start : start + step]
             # A damaged file may have scales of NaN: rounding refuses them.
             with np.errstate(all="ignore"):
-                values[start : start + step] = package.quants.dequantize(slab, kind)
+                values[start : start + step] = dequantise(slab)
+                if tensor.dtype == I2_S:
+                    values[start : start + step] *= np.float32(located.scale)
         return values
+
+
+def _signs(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The values of rows of Q1_0."""
+    blocks = rows.view(_Q1_0)
+    signs = np.unpackbits(blocks["bits"], axis=-1, bitorder="little").astype(np.float32) * 2 - 1
+    return np.asarray(signs * blocks["scale"][..., None].astype(np.float32)).reshape(len(rows), -1)
+
+
+def _trits(rows: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The values of rows of I2_S before their scale; columns 0 .. 31 of a block are the upper bits.
+
+    As the kernels of bitnet.cpp read them (ggml-bitnet-mad.cpp), which never writes the code 3.
+    """
+    codes = rows.reshape(len(rows), -1, 1, 32) >> np.array([6, 4, 2, 0], np.uint8)[:, None] & 3
+    values: NDArray[np.float32] = np.array([-1, 0, 1, np.nan], np.float32)[codes]
+    return values.reshape(len(rows), -1)
+
+
+_OWN = {"Q1_0": _signs, I2_S: _trits}  # types that the package gguf does not dequantise
 
 
 def _mxfp4_blocks(stored: bytearray, n_rows: int) -> checkpoint.RawArray:
@@ -198,16 +236,17 @@ def _least_type(tensors: Iterable[GgufTensor]) -> LeastType | None:
     if types <= set(READABLE):
         return None
     bits = 8 * sum(t.n_bytes for t in matrices) / sum(math.prod(t.shape) for t in matrices)
-    if types <= {"TQ1_0", "TQ2_0"}:
+    if types <= _TERNARY:
         return LeastType("ternary", bits)
     return LeastType("4bit" if bits <= _BITS_OF_4BIT else "8bit", bits)
 
 
 def readable_types() -> list[str]:
-    """Return GGUF's types, by name, that are read with the installed package ``gguf``."""
+    """Return the names of GGUF's types that are read: all that the installed ``gguf`` knows."""
     package: Any = importlib.import_module("gguf")
     kinds = [kind for kind in package.GGML_QUANT_SIZES if kind.name not in READABLE]
-    return [*READABLE, *(kind.name for kind in kinds if _is_dequantised(package, kind))]
+    known = [kind.name for kind in kinds if kind.name in _OWN or _is_dequantised(package, kind)]
+    return [*READABLE, *known, I2_S]
 
 
 def _is_dequantised(package: Any, kind: Any) -> bool:

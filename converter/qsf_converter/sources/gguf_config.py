@@ -246,6 +246,7 @@ def _tensor_names(
     """
     package: Any = importlib.import_module("gguf")
     kinds = {name: kind for kind, name in package.MODEL_ARCH_NAMES.items()}
+    architecture = form.named_as or architecture
     if architecture not in kinds:
         raise QsfConversionError(
             f"the installed package gguf does not know the architecture {architecture}: "
@@ -385,8 +386,10 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     kind = fields.get("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
-    if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
+    if {LONG_FACTORS, SHORT_FACTORS} <= tensors.keys():
         kind = "longrope"
+    elif kind == "longrope":
+        raise QsfConversionError(f"its RoPE is longrope, and it lacks {LONG_FACTORS} or the short")
     if kind == "none" or (kind == "linear" and factor in (0.0, 1.0)):
         return None
     original = fields.get("rope.scaling.original_context_length")

@@ -47,6 +47,10 @@ _SCALARS: Final = dict(
         strict=True,
     )
 )
+# bitnet.cpp's type of ternary matrices. Behind all blocks of one are 32 bytes: an f32, its scale.
+I2_S: Final = "I2_S"
+_SCALE_BYTES: Final = 32
+
 _STRING = 8
 _ARRAY = 9
 
@@ -55,7 +59,7 @@ _ARRAY = 9
 def types() -> Mapping[int, tuple[str, int, int]]:
     """Return by the number of a type: its name, the numbers in a block, the bytes of a block."""
     sizes = importlib.import_module("gguf").GGML_QUANT_SIZES
-    return {kind.value: (kind.name, *size) for kind, size in sizes.items()}
+    return {kind.value: (kind.name, *size) for kind, size in sizes.items()} | {36: (I2_S, 128, 32)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class GgufTensor:
     block_items: int
     block_bytes: int
     offset: int
-    n_bytes: int
+    n_bytes: int  # of the blocks
     part: int = 0
 
 
@@ -261,7 +265,7 @@ class _Reader:
                 )
             if entry.offset < end:
                 raise self._damaged(f"tensor {name!r} overlaps the one before it")
-            end = entry.offset + entry.n_bytes
+            end = entry.offset + entry.n_bytes + (_SCALE_BYTES if entry.type == I2_S else 0)
             if end > n_data_bytes:
                 raise QsfConversionError(
                     f"{self._path}: truncated: tensor {name!r} ends at {end} of "

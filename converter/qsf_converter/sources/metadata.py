@@ -23,6 +23,7 @@ from qsf.foreign_json import MEMORY_BYTES, JsonError, read_json
 from qsf.system.files import READ_FLAGS
 from qsf_converter.text.tables import TOKENIZER_MEMORY_BYTES
 
+_LFS = b"version https://git-lfs"
 _MAX_JSON_BYTES = 64 << 20  # limit of the section TOKN
 # Most memory of a parsed list of tensors: enough for 100,000, far more than known shards have.
 INDEX_MEMORY_BYTES = 256 << 20
@@ -54,12 +55,19 @@ def file_name(name: str) -> str:
 
 
 def open_regular(path: Path) -> io.FileIO:
-    """Open a file to read it. Raises OSError, QsfConversionError for a pipe or a device."""
+    """Open a file to read it.
+
+    Raises OSError, QsfConversionError for a pipe, a device, and what Git leaves of a large file.
+    """
     file = io.FileIO(path, "rb", opener=lambda name, _: os.open(name, READ_FLAGS))
-    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        return file
-    file.close()
-    raise QsfConversionError(f"{path}: not a regular file")
+    fault = "" if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else "not a regular file"
+    if not fault and file.read(len(_LFS)) == _LFS:
+        fault = "only a pointer of Git LFS is here: `git lfs pull` in its folder gets the file"
+    if fault:
+        file.close()
+        raise QsfConversionError(f"{path}: {fault}")
+    file.seek(0)
+    return file
 
 
 def read_bytes(path: Path) -> bytes | None:

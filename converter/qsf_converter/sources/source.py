@@ -19,6 +19,7 @@ from qsf_converter.sources import checkpoint_safetensors, embedding, metadata, q
 from qsf_converter.sources.adapters import Adapter, merged, open_adapter
 from qsf_converter.sources.architectures import family_of, read_facts
 from qsf_converter.sources.checkpoint import KEPT, Checkpoint, DerivedCheckpoint, padded, to_float32
+from qsf_converter.sources.checkpoint_files import shards_of
 from qsf_converter.sources.checkpoint_gguf import GgufCheckpoint, LeastType
 from qsf_converter.sources.checkpoint_safetensors import SafetensorsCheckpoint
 from qsf_converter.sources.checkpoint_torch import TorchCheckpoint
@@ -192,7 +193,8 @@ def _open_weights(path: Path) -> SafetensorsCheckpoint | TorchCheckpoint:
         (TorchCheckpoint, sources.checkpoint_torch),
     )
     for opener, module in formats:
-        if any((path / name).exists() for name in (module.SINGLE_NAME, module.INDEX_NAME)):
+        names = (module.SINGLE_NAME, module.INDEX_NAME)
+        if any((path / name).exists() for name in names) or shards_of(path / module.SINGLE_NAME):
             return opener(path)
     wanted = ", ".join(name for _, m in formats for name in (m.SINGLE_NAME, m.INDEX_NAME))
     others = sorted(

@@ -269,9 +269,12 @@ def _bpe(model: Mapping[str, Any], *, is_byte_level: bool) -> _Vocabulary:
         if model.get(name):
             raise refuse(f"{name} of the BPE model:", model[name])
     ids = _checked_ids(model["vocab"])
-    if is_byte_level and model.get("byte_fallback") and not ids.keys() >= byte_of_char().keys():
+    has_bytes = is_byte_level and ids.keys() >= byte_of_char().keys()
+    if is_byte_level and model.get("byte_fallback") and not has_bytes:
         raise refuse("byte_fallback in a byte-level BPE model that lacks bytes")
     unk = model.get("unk_token")
+    if unk not in ids and has_bytes:
+        unk = None  # it never comes
     if unk is not None and unk not in ids:
         raise refuse("an unk_token that is not in the vocabulary:", unk)
     merges = model["merges"]

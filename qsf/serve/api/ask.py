@@ -337,17 +337,24 @@ def fit(
 
 
 def encode_text(
-    text: str, serving: Serving, name: str, *, is_foreign: bool = False, is_cut: bool = False
+    text: str,
+    serving: Serving,
+    name: str,
+    *,
+    is_first: bool = True,
+    is_foreign: bool = False,
+    is_cut: bool = False,
 ) -> list[int]:
     """Return the tokens of a text to be continued. Raises Problem.
 
     Args:
+        is_first: the prompt begins with it.
         is_foreign: the text is a part of a prompt, in which names of special tokens are ordinary
             text.
         is_cut: of a text that is too long the beginning is enough, still longer than the context.
     """
     tokenizer, most = serving.model.tokenizer, serving.ctx_tokens
-    options = {"add_prefix": not is_foreign, "parse_special": not is_foreign}
+    options = {"add_prefix": is_first and not is_foreign, "parse_special": not is_foreign}
     try:
         if is_cut:
             return tokenizer.encode_beginning(text, most, **options)

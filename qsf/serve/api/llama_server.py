@@ -11,7 +11,16 @@ from msgspec import Meta
 from qsf.passes import Chosen
 from qsf.serve.api import openai
 from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings
-from qsf.serve.api.ask import AnyTokens, Ask, Repetition, Top, one_of, read_infill
+from qsf.serve.api.ask import (
+    AnyTokens,
+    Ask,
+    Repetition,
+    Top,
+    encode_text,
+    one_of,
+    read_infill,
+    texts_or_ids,
+)
 from qsf.serve.api.openai import scored_tokens
 from qsf.serve.http.body import Part
 from qsf.serve.scheduling.job import Event
@@ -19,10 +28,13 @@ from qsf.serve.serving import Serving
 from qsf.serve.tools.request import JsonSchema, ResponseFormat
 
 _MAX_FILES = 64
+_MIXED: dict[str, Any] = {
+    "type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}
+}  # fmt: skip
 _STOPS = {"end": "eos", "stop": "word", "length": "limit"}
 
 
-class Completion(openai.Completion):
+class Completion(openai.Completion, kw_only=True):
     # Fields for llama-server's own settings, without effect on texts here
     IGNORED: ClassVar[tuple[str, ...]] = (
         *openai.Completion.IGNORED,
@@ -34,6 +46,7 @@ class Completion(openai.Completion):
         name: why for name, why in openai.Completion.REFUSED.items() if name != "json_schema"
     } | {"post_sampling_probs": "n_probs tells log-probabilities before sampling"}
 
+    prompt: Annotated[Any, texts_or_ids(openai.MAX_PROMPTS, _MIXED)]
     n_predict: AnyTokens | None = None
     repeat_penalty: Repetition | None = None
     n_probs: Top | None = None
@@ -57,7 +70,14 @@ class Infill(Completion):
 
 
 def read_completion(fields: Completion, serving: Serving) -> Ask:
-    return _read(fields, serving, fields.prompt)
+    prompt = fields.prompt
+    if isinstance(prompt, list) and {*map(type, prompt)} == {int, str}:  # one prompt
+        ids: list[int] = []
+        for i, part in enumerate(prompt):
+            is_text = isinstance(part, str)
+            ids += encode_text(part, serving, "prompt", is_first=i == 0) if is_text else [part]
+        prompt = ids
+    return _read(fields, serving, prompt)
 
 
 def read_infill_request(fields: Infill, serving: Serving) -> Ask:

@@ -29,6 +29,7 @@ _RULES = {
 }  # fmt: skip
 _MISSING = re.compile(r"missing required field `(\w+)`")
 _EXPECTED = re.compile(r"Expected `([^`]*)`(?: of length (<=|>=) (\d+))?")
+_MAX_FLOATS = 16  # in places of whole numbers: each is a new attempt
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 # Memory that JSON inside texts of the body may still take, in the thread that parses it.
 _left_bytes: ContextVar[int] = ContextVar("left_bytes", default=1 << 20)
@@ -97,11 +98,28 @@ def read_part(kind: type[_P], values: Any, place: str = "") -> tuple[_P, list[st
 
     Raises Problem, which names fields behind ``place``, such as "tools.".
     """
-    try:
-        part = msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
-        raise _problem(str(error), kind, values, place) from None
+    for n_left in range(_MAX_FLOATS, -1, -1):
+        try:
+            part = msgspec.convert(values, kind)
+            break
+        except msgspec.ValidationError as error:
+            if n_left == 0 or not _make_whole(str(error), values):
+                raise _problem(str(error), kind, values, place) from None
     return part, _rest(part, values, place)
+
+
+def _make_whole(text: str, values: Any) -> bool:
+    """Make 4.0 the whole number that JSON Schema says it is, where ``text`` says that one lacks."""
+    error, _, path = text.partition(" - at `$")
+    if not error.startswith("Expected `int") or not error.endswith("got `float`"):
+        return False
+    *outer, last = [name or int(index) for name, index in _STEP.findall(path)]
+    for key in outer:
+        values = values[key]
+    is_whole = bool(values[last].is_integer())
+    if is_whole:
+        values[last] = int(values[last])
+    return is_whole
 
 
 def _rest(part: Part, values: Mapping[str, Any], place: str) -> list[str]:

@@ -288,9 +288,10 @@ class Connection(asyncio.Protocol):
         absolute = _ABSOLUTE.fullmatch(target)
         if absolute is not None:  # the host of the target replaces the header
             headers["host"], target = absolute[1], absolute[2] or ""
-        path = target.partition("?")[0]
+        parts = unquote(target.partition("?")[0]).split("/")
+        path = "/" + "/".join(filter(None, parts))  # clients join addresses with // and end in /
         method = event.method.decode("latin-1")
-        head = Head(method, unquote(path) or "/", headers, self.peer)
+        head = Head(method, path, headers, self.peer)
         has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
         return replace(head, request_id=has_id[0]) if has_id else head
 

@@ -15,6 +15,7 @@ import pytest
 from make import calibrated_models, golden_families
 from make.commands import Run
 from make.lent_models import write_pair
+from make.stored import Reader
 from oracle.reference import load_qsf
 from qsf import Model
 from qsf.cli.run import report
@@ -54,6 +55,23 @@ def test_guesses_are_those_of_transformers(pair: Pair) -> None:
                 session.step(int(token))
                 n_taken[n] = max(n_taken[n], i + 1)
     model.close()
+
+
+def test_a_drafter_of_ordered_words_guesses_among_all(pair: Pair, tmp_path: Path) -> None:
+    case = golden_families.drafted()[1]
+    said = {"use_ordered_embeddings": True, "num_centroids": 8, "centroid_intermediate_top_k": 2}
+    (name, embedding), *_ = case.tensors().items()
+    assert name == "model.embed_tokens.weight"
+    beside = {
+        "masked_embedding.centroids.weight": embedding[:8],
+        "masked_embedding.token_ordering": np.arange(len(embedding), dtype=np.float32),
+    }
+    config, tensors = {**case.config, **said}, {**case.tensors(), **beside}
+    source = golden_families.write_checkpoint(tmp_path / "m", config, tensors)
+    convert(source, tmp_path / "m.qsf", quant_type="f16", embed_type="f16")
+    with Reader(tmp_path / "m.qsf") as found, Reader(pair[1]) as plain:
+        for i in range(len(plain.units)):
+            assert found.read_unit(i) == plain.read_unit(i), i
 
 
 def test_it_is_described(pair: Pair, qsf: Run) -> None:

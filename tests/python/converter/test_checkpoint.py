@@ -54,6 +54,42 @@ def test_values_are_those_that_were_saved(tmp_path: Path, n_shards: int, dtype: 
             checkpoint.read_rows("a", 5, 8)
 
 
+def test_shards_whose_index_is_lost(tmp_path: Path) -> None:
+    folder, saved = hf_makers.llama(tmp_path / "m")
+    convert(folder, tmp_path / "one.qsf", quant_type="f16")
+    (folder / "model.safetensors").unlink()
+    hf_makers.write_shards(folder, saved, 3)
+    (folder / "model.safetensors.index.json").unlink()
+    convert(folder, tmp_path / "m.qsf", quant_type="f16")
+    assert (tmp_path / "m.qsf").read_bytes() == (tmp_path / "one.qsf").read_bytes()
+    shard = folder / "model-00003-of-00003.safetensors"
+    shard.write_bytes((folder / "model-00002-of-00003.safetensors").read_bytes())
+    with pytest.raises(QsfConversionError, match=r"00003.safetensors: tensor .* another shard"):
+        convert(folder, tmp_path / "m.qsf", force=True)
+    shard.unlink()
+    with pytest.raises(QsfConversionError, match=r"no weights: .*; there are model-00001-of-"):
+        convert(folder, tmp_path / "m.qsf", force=True)
+
+
+def test_pointers_of_git_lfs_are_named(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 132\n"
+    for name in ("model.safetensors", "tokenizer.json", "m.gguf"):
+        folder = hf_makers.llama(tmp_path / name)[0]
+        (folder / name).write_bytes(pointer)
+        place = folder / name if name == "m.gguf" else folder
+        with pytest.raises(QsfConversionError, match=f"{name}: only a pointer of Git LFS is here"):
+            convert(place, tmp_path / "m.qsf")
+
+
+def test_null_is_false_where_transformers_takes_it_so(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= dict.fromkeys(("attention_bias", "mlp_bias", "tie_word_embeddings"))
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with open_source(folder) as source:
+        assert not source.facts.arch.tied_head
+
+
 def test_bf16_is_the_upper_half_of_f32(tmp_path: Path) -> None:
     values = np.array([[1.0, -2.5, 3e38, 1e-40], [0.1, -0.0, np.inf, 65504.0]], np.float32)
     data = hf_makers.bf16_bytes(values)
@@ -151,7 +187,7 @@ def test_damaged_headers_are_refused(tmp_path: Path, header: object, message: st
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    for content in (b"", b"abc", b"\xff" * 8, b"version https://git-lfs" + b" " * 99):
+    for content in (b"", b"abc", b"\xff" * 8, b"version 2" + b" " * 99):
         (tmp_path / "model.safetensors").write_bytes(content)
         with pytest.raises(QsfConversionError, match="not a safetensors file"):
             SafetensorsCheckpoint(tmp_path)

@@ -14,15 +14,17 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from make import gguf_files, hf_makers, tiny_checkpoints
 from make.fresh import write_fresh
 from make.gguf_files import Type
 from make.refusals import refusals
 from make.stored import Reader
+from oracle.kept_tiles import decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.gguf_parts import name_without_part, part_names
-from qsf.file.layout import dtype_name
+from qsf.file.layout import Dtype, TensorType, dtype_name
 from qsf.find import store
 from qsf.find.download import wanted_files
 from qsf.find.names import gguf_of, meaning_of
@@ -143,11 +145,12 @@ def test_any_range_of_rows_is_put_in_order(tmp_path: Path) -> None:
 
 
 PLAIN = ("F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64")
-NOT_IN_THE_PACKAGE = ("Q8_1", "Q8_K", "Q1_0")
+NOT_IN_THE_PACKAGE = ("Q8_1", "Q8_K")
+OURS = ("Q1_0", "I2_S")  # of which the package has no values
 SUPPORTED = [
     name
     for name, _, _ in types().values()
-    if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE)
+    if name not in (*PLAIN[:2], *PLAIN[3:], *NOT_IN_THE_PACKAGE, *OURS)
 ]
 
 
@@ -156,7 +159,7 @@ def test_the_types_that_are_read_are_listed(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"Weights in GGUF, read: {', '.join(readable_types())}"
     assert said[-2] == f"Weights in GGUF, kept: {', '.join((*KEPT, 'MXFP4'))}"
-    assert {*readable_types()} == {*SUPPORTED, *PLAIN[:3]}
+    assert {*readable_types()} == {*SUPPORTED, *PLAIN[:3], *OURS}
 
 
 def random_blocks(kind: Any, n_rows: int, n_cols: int) -> np.ndarray:
@@ -204,6 +207,7 @@ def test_each_type_gives_the_numbers_of_the_package(tmp_path: Path, kind_name: s
         (Type.Q4_1, "q4_1", ""),
         (Type.Q4_0, "q4_0", ""),
         (Type.TQ2_0, "ternary", "2.06"),
+        (Type.Q1_0, "ternary", "1.12"),
         (Type.F16, "4bit", ""),
     ],
 )
@@ -220,6 +224,25 @@ def test_the_default_type_is_not_below_the_files_own(
     assert (warning in report.warnings) == bool(bits)
     report = convert(path, tmp_path / "m.qsf", quant_type="3bit", force=True)
     assert not any("converted to" in warning for warning in report.warnings)
+
+
+def test_blocks_of_signs_keep_their_values(tmp_path: Path) -> None:
+    sizes = {"dim": 256, "head_dim": 32, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 384}
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", n_layers=1, **sizes)
+    path = gguf_files.write(folder, tmp_path / "m.gguf", kind=Type.Q1_0)
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")[name].reshape(-1, 128)
+    scales = np.abs(weights).mean(axis=1, keepdims=True).astype(np.float16)
+    want = np.where(weights >= 0, scales, -scales).astype(np.float32).reshape(256, 384)
+    with GgufCheckpoint(path) as checkpoint:
+        np.testing.assert_array_equal(read_all(checkpoint, name, 100), want)
+    convert(path, tmp_path / "m.qsf")
+    with Reader(tmp_path / "m.qsf") as reader:
+        tensor = reader.tensor(1, TensorType.FFN_DOWN)
+        assert tensor is not None
+        assert tensor.dtype == Dtype.TERNARY
+        data = reader.read_tensor(tensor)
+        np.testing.assert_array_equal(decode_tiles(tensor.dtype, data, 256, 384), want)
 
 
 def test_what_the_file_says_of_itself(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import qsf
 from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
 from make.stored import Reader
+from qsf.file.layout import Activation
 from qsf_converter import convert
 from qsf_converter.sources.gguf_config import ALL_DIALECTS
 
@@ -50,6 +51,7 @@ NOT_SAID = (
 # Their GGUF files have the value heads of a key head apart, and are run so.
 TILED = ("qwen3_5", "qwen3_5-three", "qwen3_5_moe")
 FOLDED = ("falcon_h1",)  # factors of the embedding and the head are in these
+OF_BITNET_CPP = ("bitnet-b1.58", "bitnet-25")
 
 
 def cases() -> dict[str, Case]:
@@ -84,6 +86,59 @@ def test_both_sources_give_one_file(
             assert found.read_unit(i) == expected.read_unit(i), i
         assert [u.id for u in found.units] == [u.id for u in expected.units]
         assert found.sections.keys() == expected.sections.keys()
+
+
+def i2_s(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What bitnet.cpp's quantize_i2_s makes of a matrix, and the values that it stands for."""
+    scale = np.abs(values).max()
+    codes = np.where(np.abs(values) < 0.3 * scale, 1, np.where(values > 0, 2, 0)).ravel()
+    packed = bytearray(values.size // 4 + 32)
+    for i, code in enumerate(codes.tolist()):
+        packed[i // 128 * 32 + i % 32] |= code << (6 - 2 * (i % 128 // 32))
+    packed[values.size // 4 : values.size // 4 + 4] = scale.astype("<f4").tobytes()
+    stands_for = ((codes - 1) * scale).astype(np.float32).reshape(values.shape)
+    return np.frombuffer(bytes(packed), np.uint8), stands_for
+
+
+@pytest.mark.parametrize("arch", OF_BITNET_CPP)
+def test_files_of_bitnet_cpp_are_read(arch: str, tmp_path: Path) -> None:
+    case = golden_families.cases()["bitnet"]
+    wider = {72: 128, 80: 256, 24: 64}  # rows of whole blocks
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
+    shapes = {name: tuple(wider.get(n, n) for n in shape) for name, shape in case.shapes.items()}
+    case = replace(case, config={**case.config, **sizes}, shapes=shapes)
+    tensors = case.tensors()
+    writer = gguf_families.begin(case, tmp_path / "m.gguf", also=arch)
+    for (name, of_hf), (there, values) in zip(
+        tensors.items(), gguf_families.converted_tensors(case, tensors), strict=True
+    ):
+        if values.ndim == 2 and there.startswith("blk."):
+            packed, tensors[name] = i2_s(of_hf)
+            gguf_files.add_blocks(writer, there, of_hf.shape, 36, packed)
+        else:
+            writer.add_tensor(there, values)
+    gguf_files.add(writer, "tokenizer.ggml.model", "no_vocab")
+    gguf_files.close(writer)
+    report = convert(tmp_path / "m.gguf", tmp_path / "m.qsf", embed_type="f16")
+    assert [text for text in report.warnings if "converted to ternary" in text]
+    source = golden_families.write_checkpoint(tmp_path / "m", case.config, tensors)
+    convert(source, tmp_path / "hf.qsf", quant_type="ternary", embed_type="f16")
+    with Reader(tmp_path / "m.qsf") as found, Reader(tmp_path / "hf.qsf") as expected:
+        assert found.header == expected.header
+        for i in range(len(expected.units)):
+            assert found.read_unit(i) == expected.read_unit(i), i
+
+
+def test_files_of_bitnet_that_say_no_activation_have_silu(tmp_path: Path) -> None:
+    case = golden_families.cases()["bitnet"]
+    writer = gguf_families.begin(case, tmp_path / "m.gguf", also="bitnet")
+    for name, values in gguf_families.converted_tensors(case, case.tensors()):
+        writer.add_tensor(name, values)
+    gguf_files.add(writer, "tokenizer.ggml.model", "no_vocab")
+    gguf_files.close(writer)
+    convert(tmp_path / "m.gguf", tmp_path / "m.qsf", quant_type="f16")
+    with Reader(tmp_path / "m.qsf") as found:
+        assert found.header.activation == Activation.SILU
 
 
 @pytest.mark.parametrize("name", [*TILED, *FOLDED])
@@ -128,4 +183,4 @@ def test_layers_of_gguf_that_predict_ahead_are_left_out(tmp_path: Path) -> None:
 def test_every_dialect_is_tried() -> None:
     known = [golden_families.cases()[name] for name in TILED]
     tried = {gguf_families.arch_of(case.config) for case in (*cases().values(), *known)}
-    assert tried | {"gpt2", "nomic-bert-moe"} == ALL_DIALECTS.keys()
+    assert tried | {"gpt2", "nomic-bert-moe", *OF_BITNET_CPP} == ALL_DIALECTS.keys()

@@ -2,7 +2,8 @@
 
 A row has what such files say beyond sizes: config.json with its quantization_config, how
 tokenizer.json splits and normalises, tokenizer.ggml.pre, the texts around turns, the features of
-its template, model_max_length. What transformers renders of each feature is in
+its template ("": there is none) and where it is to be had, the type of the numbers where the
+configuration does not say it, model_max_length. What transformers renders of each feature is in
 tests/data/template_features.json.
 """
 # SPDX-License-Identifier: Apache-2.0
@@ -16,18 +17,22 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import safetensors
 import tokenizers
 
-from make import gguf_files, tiny_checkpoints
+from make import gguf_files, golden_families, tiny_checkpoints
 from make.refusals import table
 from make.stored import Reader
 from make.text_families import SETTINGS, families
 from qsf.errors import QsfConversionError
+from qsf.file.layout import TensorType
 from qsf.text.chat import ChatTemplate
 from qsf.text.parts import read_text_parts
 from qsf.text.render import one_process
 from qsf_converter import convert
+from qsf_converter.rounding.tiles import dequantise_tiles
 from qsf_converter.sources import quantised
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
 from qsf_converter.sources.checkpoint_gguf import readable_types
@@ -47,6 +52,7 @@ FILES = (
 CONVERTED = [
     pytest.param(name, marks=[] if i % 12 == 0 else pytest.mark.slow) for i, name in enumerate(ROWS)
 ]
+DOWN = "model.layers.0.mlp.down_proj.weight"
 TEXTS = (
     "Hello, It's 12345 o'clock!\n\n  the  end ", "\u4f60\u597d caf\u00e9s x=f(y)\r\n\tz CamelCASE",
     "<|im_start|>user\n<|im_end|>", "   ", "",
@@ -55,7 +61,9 @@ TEXTS = (
 
 def test_every_family_has_a_row() -> None:
     assert {family_of(row["config"]).name for row in ROWS.values()} == FAMILIES.keys()
-    assert all(row["from"].startswith("https://") for row in ROWS.values())
+    for row in ROWS.values():
+        assert all(row[key].startswith("https://") for key in row if key.endswith("from"))
+        assert not ("turn" in row and row.get("template") == "")
 
 
 def test_every_published_kind_of_gguf_file_is_read() -> None:
@@ -68,7 +76,7 @@ def test_every_published_kind_of_gguf_file_is_read() -> None:
 def test_its_template_is_rendered_as_transformers_renders_it() -> None:
     chat = FEATURES["chat"]
     with one_process():
-        for features in {row["template"] for row in ROWS.values() if "template" in row}:
+        for features in {row["template"] for row in ROWS.values() if row.get("template")}:
             sources, texts = zip(*(FEATURES["features"][f] for f in features.split()), strict=True)
             template = ChatTemplate("".join(sources))
             assert template.render(chat["messages"], tools=chat["tools"]) == "".join(texts)
@@ -118,12 +126,36 @@ def test_keys_of_published_files_that_change_nothing() -> None:
             facts_of({**nemotron, "time_step_limit": wrong})
 
 
+def test_files_of_ling_have_the_keys_of_their_own_code() -> None:
+    saved = golden_families.cases()["bailing_hybrid"].config
+    names = {
+        "model_max_length": "max_position_embeddings", "moe_renormalize": "norm_topk_prob",
+        "num_expert_group": "n_group", "num_experts_per_token": "num_experts_per_tok",
+    }  # fmt: skip
+    of_transformers = ("layer_types", "linear_head_dim", "linear_num_heads")
+    published = {names.get(k, k): v for k, v in saved.items() if k not in of_transformers}
+    published |= {"architectures": ["BailingMoeV3ForCausalLM"], "transformers_version": "4.57.1"}
+    assert facts_of(published) == facts_of(saved)
+    for name, value in (("expert_swiglu_limit_list", [7.0]), ("value_norm", True)):
+        with pytest.raises(QsfConversionError, match=name):
+            facts_of({**published, name: value})
+
+
 def test_a_key_of_older_files_counts() -> None:
     config = ROWS["MiniMaxM2ForCausalLM"]["config"]
     assert facts_of(config).arch.rope_dims == config["rotary_dim"] == 64
     config = ROWS["Gemma4ForConditionalGeneration"]["config"]
     assert "05" in config["text_config"]["per_layer_config"]  # transformers pads numbers of layers
     assert [kind.head_dim for kind in facts_of(config).layer_kinds[4:6]] == [256, 512]
+
+
+def storage_of(row: Row) -> Any:
+    """The type of the numbers in the published safetensors files, as safetensors names it."""
+    config = row["config"]
+    of_text = config.get("text_config", {})
+    said = (of.get(key) for of in (config, of_text) for key in ("dtype", "torch_dtype"))
+    name = row.get("stored") or next(filter(None, said))
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[name]
 
 
 def marks_of(row: Row) -> list[str]:
@@ -166,14 +198,14 @@ def template_of(row: Row) -> str:
 
 
 @functools.cache
-def written(folder: Path, name: str) -> tuple[Path, Row]:
+def written(folder: Path, name: str, storage: Any = "fp16") -> tuple[Path, Row]:
     """Write a checkpoint with the row's tokenizer; its eos_token is not the end of a turn."""
     row = ROWS[name]
     data = tokenizer_of(row)
     ids = {token["content"]: token["id"] for token in data["added_tokens"]}
     n_vocab = 1 + max(ids.values())
     sizes = {"dim": 32, "ffn_dim": 32, "n_layers": 1, "n_heads": 2, "head_dim": 16}
-    tiny_checkpoints.make_llama(folder, n_vocab=n_vocab, **sizes)
+    tiny_checkpoints.make_llama(folder, n_vocab=n_vocab, storage=storage, **sizes)
     said = {"model_max_length": row.get("model_max_length"), "eos_token": "<end>"}
     said |= {"tokenizer_class": "PreTrainedTokenizerFast"}
     said |= {"chat_template": template_of(row)} if "turn" in row else {}
@@ -202,10 +234,24 @@ def check_file(path: Path, data: Row, row: Row) -> None:
 
 @pytest.mark.parametrize("name", CONVERTED)
 def test_a_folder_of_its_form_converts(name: str, tmp_path: Path) -> None:
-    folder, data = written(tmp_path / "m", name)
-    report = convert(folder, tmp_path / "m.qsf", quant_type="8bit")
+    storage = storage_of(ROWS[name])
+    folder, data = written(tmp_path / "m", name, storage)
+    report = convert(folder, tmp_path / "m.qsf", quant_type="f32", embed_type="f32")
     assert not [line for line in report.warnings if "left out" in line]
     check_file(tmp_path / "m.qsf", data, ROWS[name])
+    content = (folder / "model.safetensors").read_bytes()
+    stored = dict(safetensors.deserialize(content))[DOWN]  # type: ignore[no-untyped-call]
+    assert stored["dtype"] == {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}[storage]
+    values = np.frombuffer(
+        stored["data"], {"BF16": "<u2", "F16": "<f2"}.get(stored["dtype"], "<f4")
+    )
+    if stored["dtype"] == "BF16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    with Reader(tmp_path / "m.qsf") as reader:
+        tensor = reader.tensor(1, TensorType.FFN_DOWN)
+        assert tensor is not None
+        found = dequantise_tiles(tensor.dtype, reader.read_tensor(tensor), 32, 32)
+    np.testing.assert_array_equal(found.ravel(), values.astype(np.float32))
 
 
 @pytest.mark.parametrize("name", CONVERTED)

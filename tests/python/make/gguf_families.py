@@ -58,14 +58,17 @@ def write_case(
     return path
 
 
-def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -> Any:
+def begin(
+    case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False, also: str = ""
+) -> Any:
     """Return a writer of the file that has the metadata of `case`.
 
-    n_ahead: layers behind the last that predict further tokens.
+    n_ahead: layers behind the last that predict further tokens. also: another name of its
+    architecture, which says nothing of the activation.
     """
     config = gguf_mamba.general(gguf_kimi.general(case.config))
     arch = arch_of(config)
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, also or arch)
     said = {**_sizes(config), **_more(config, arch)}
     if arch in LATENT:
         said |= _latent_sizes(config, is_older=is_older or arch == "minicpm3")
@@ -73,7 +76,8 @@ def begin(case: Case, path: Path, *, n_ahead: int = 0, is_older: bool = False) -
         said[Keys.LLM.BLOCK_COUNT] += n_ahead
         said[Keys.LLM.NEXTN_PREDICT_LAYERS] = n_ahead
     for key, value in said.items():
-        add(writer, key.format(arch=arch), value)
+        if not (also and key.endswith("hidden_activation")):
+            add(writer, key.format(arch=also or arch), value)
     return writer
 
 
@@ -426,6 +430,8 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if "layer_types" in config and arch != "gpt-oss":  # llama.cpp knows that they alternate
             windows = [kind == "sliding_attention" for kind in config["layer_types"]]
             said[Keys.Attention.SLIDING_WINDOW_PATTERN] = windows
+    if arch == "bitnet":
+        said["{arch}.hidden_activation"] = config["hidden_act"]
     if arch == "modern-bert":
         said[Keys.Attention.SLIDING_WINDOW] = config["local_attention"]
         said["{arch}.hidden_activation"] = config["hidden_activation"]

@@ -73,6 +73,14 @@ def add(writer: Any, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
+def add_blocks(
+    writer: Any, name: str, shape: tuple[int, ...], number: int, blocks: NDArray[np.uint8]
+) -> None:
+    """Add a tensor of a type that the package gguf cannot write, with all of its bytes."""
+    writer.add_tensor(name, blocks.view(np.int8))
+    writer.tensors[-1][name].shape, writer.tensors[-1][name].dtype = shape, number
+
+
 def close(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -101,7 +109,17 @@ def add_tensors(writer: Any, folder: Path, config: dict[str, Any], arch: str, ki
         elif kind == Type.F16:
             writer.add_tensor(there, values.astype(np.float16))
         else:
-            writer.add_tensor(there, gguf.quants.quantize(values, kind), raw_dtype=kind)
+            writer.add_tensor(there, quantised(values, kind), raw_dtype=kind)
+
+
+def quantised(values: NDArray[np.float32], kind: Any) -> NDArray[Any]:
+    if kind != Type.Q1_0:
+        return np.asarray(gguf.quants.quantize(values, kind))
+    rows = bytearray()  # which the package cannot; as quantize_row_q1_0_ref of llama.cpp
+    for block in values.reshape(-1, 128):
+        bits = sum(1 << i for i, value in enumerate(block) if value >= 0)
+        rows += np.abs(block).mean().astype("<f2").tobytes() + bits.to_bytes(16, "little")
+    return np.frombuffer(bytes(rows), np.uint8).reshape(len(values), -1)
 
 
 def byte_level_vocabulary(folder: Path) -> dict[str, Any]:

@@ -153,7 +153,9 @@ CHUNKED = (
 
 
 def test_requests_have_paths_ids_and_followers() -> None:
-    for target, path in ((b"/c?d", b"/c"), (b"", b"/"), (b"?d", b"/")):
+    for target, path in (
+        (b"/c?d", b"/c"), (b"", b"/"), (b"?d", b"/"), (b"//c/d/?//", b"/c/d"), (b"//", b"/"),
+    ):  # fmt: skip
         answer = talk([GET.replace(b"/a", b"HTTP://x:80" + target)])
         assert b"GET " + path + b" 0" in answer
     own = GET.replace(b"\r\n\r\n", b"\r\nX-Request-Id: Ab-1.:/+=_\r\n\r\n")

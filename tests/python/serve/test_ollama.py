@@ -193,6 +193,15 @@ def test_completion(client: Client) -> None:
     assert "".join(piece["content"] for piece in pieces) == answer.json["content"]
     assert not any(piece["stop"] for piece in pieces)
     assert (last["stop"], last["stop_type"], last["tokens_predicted"]) == (True, "limit", 9)
+    ids = client.post("/tokenize", content=" upon a").json["tokens"]
+    for mixed in (["Once", *ids], ["Once", *ids[:-1], " a"]):
+        found = client.post("/completion", **{**fields, "prompt": mixed}).json
+        text = client.post("/completion", **{**fields, "prompt": "Once upon a"}).json
+        assert (found["content"], found["tokens_evaluated"]) == (
+            text["content"], text["tokens_evaluated"]
+        )  # fmt: skip
+    wrong = client.post("/completion", **{**fields, "prompt": ["Once", 1 << 40]})
+    assert wrong.error["param"] == "prompt"
     several = client.post("/completion", **{**fields, "prompt": ["Once", "A"]}).json
     assert several[0]["content"] == answer.json["content"]
     assert client.post("/completion", **fields, n_probs=21).error["param"] == "n_probs"

@@ -593,3 +593,20 @@ def test_a_top_k_of_minus_one_is_off(plain: Client) -> None:
         for top_k in (-1, 0)
     }
     assert len(texts) == 1
+
+
+def test_whole_numbers_may_be_written_as_floats(plain: Client) -> None:
+    fields = {"prompt": START, "temperature": 0, "stream_options": None}
+    texts = {
+        plain.post("/v1/completions", {**fields, "max_tokens": n, "n": one, "seed": one}).json[
+            "choices"
+        ][0]["text"]
+        for n, one in ((4, 1), (4.0, 1.0))
+    }
+    assert len(texts) == 1
+    options = {"num_predict": 2.0, "top_k": 3.0}
+    answer = plain.post("/api/generate", {"prompt": START, "stream": False, "options": options})
+    assert answer.json["eval_count"] == 2
+    wrong = plain.post("/v1/completions", {**fields, "max_tokens": 4.5})
+    assert wrong.error["param"] == "max_tokens"
+    assert "not 4.5" in wrong.error["message"]

@@ -170,6 +170,18 @@ def test_what_is_not_covered_is_named(change: dict[str, Any], reason: str) -> No
     assert reason in text
 
 
+def test_an_unknown_token_that_never_comes_may_be_missing() -> None:
+    data = json.loads(families(is_small=True)["gpt2"])
+    data["model"]["unk_token"] = "<none>"
+    text = json.dumps(data).encode()
+    expected = tokenizers.Tokenizer.from_buffer(text).encode("a caf\u00e9 \u2603").ids
+    assert open_tokenizer(text, bos_id=None).encode("a caf\u00e9 \u2603") == expected
+    del data["model"]["vocab"]["!"]
+    section, reason = text_section(json.dumps(data).encode(), bos_id=None, add_bos=None)
+    assert section is None
+    assert "unk_token that is not in the vocabulary" in str(reason)
+
+
 def test_sections_of_other_versions_and_damaged_ones() -> None:
     section, _ = text_section(families(is_small=True)["gpt2"], bos_id=None, add_bos=None)
     assert section is not None

@@ -101,6 +101,7 @@ class Config(Mapping[str, Any]):
 
     def boolean(self, name: str, default: bool = False) -> bool:
         value = self.get(name, default)
+        value = False if value is None else value  # so transformers takes null
         if not isinstance(value, bool):
             raise self.error(name, f"= {shown(value)} is not true or false")
         return value

@@ -533,10 +533,8 @@ def _as_drafter(draft: Draft) -> None:
         raise config.error(
             "num_kv_shared_layers", f"= {shown(config['num_kv_shared_layers'])} of {n_layers}"
         )
-    if config.get("use_ordered_embeddings"):
-        raise config.error("use_ordered_embeddings", "= True is not supported")
-    for key in ("num_centroids", "centroid_intermediate_top_k"):
-        config.get(key)  # of ordered embeddings
+    for key in ("use_ordered_embeddings", "num_centroids", "centroid_intermediate_top_k"):
+        config.get(key)  # of a search in a part of the words; here guesses are the best of all
     draft.dims["target"] = config.count("backbone_hidden_size", MAX_DIM)
     draft.dims["joined"] = 2 * draft.dims["target"]
     draft.arch = replace(draft.arch, target_dim=draft.dims["target"], logit_cap=0.0)
@@ -562,6 +560,10 @@ _DRAFTER: Final[Mapping[str, Any]] = {
         *r.ends("embed_tokens", "norm"),
     ),
     "layouts": (),
+    "ignored_suffixes": (
+        *_COMMON["ignored_suffixes"],
+        *(f"masked_embedding.{name}" for name in ("centroids.weight", "token_ordering")),
+    ),
     "adjust": _as_drafter,
     # Of other forms of Gemma 4.
     "neutral": {

@@ -101,6 +101,7 @@ class Gguf:
     is_ungrouped: bool = False
     yarn: Mapping[str, Any] = field(default_factory=dict)
     has_tenth_of_mscale: bool = False
+    named_as: str = ""  # the architecture whose names of tensors it has, if not its own
     layouts: tuple[int, int | None] = (-1, None)  # first, end
     prefix: str | None = None
     tensors: Mapping[str, str] = field(default_factory=dict)  # GGUF's name -> HuggingFace's

@@ -63,13 +63,16 @@ def _layouts(experts: tuple[Rules, ...]) -> tuple[Rules, ...]:
 
 
 def rope_of_latent(config: Config, layer_type: str) -> Config:
-    """The RoPE parameters of the rotated part of a head; the file states no others."""
+    """The RoPE parameters of the rotated part of a head, or of one of KDA in files of Ling."""
     n_rope = config.get("head_dim")
     stated = parameters_of(config, layer_type)
     part = stated.get("partial_rotary_factor")
-    n_all = (config.get("qk_nope_head_dim") or 0) + (n_rope or 0)
-    if part not in (None, 1) and round(stated.positive("partial_rotary_factor") * n_all) != n_rope:
-        raise stated.error("partial_rotary_factor", f"= {shown(part)} is not {n_rope} of {n_all}")
+    sizes = ((config.get("qk_nope_head_dim") or 0) + (n_rope or 0), config.get("kda_dim") or 0)
+    if part not in (None, 1):
+        parts = [round(stated.positive("partial_rotary_factor") * size) for size in sizes]
+        if n_rope not in parts:
+            problem = f"= {shown(part)} is not {n_rope} of {sizes[0]}"
+            raise stated.error("partial_rotary_factor", problem)
     values = {name: stated[name] for name in stated if name != "partial_rotary_factor"}
     return Config(values, where="rope_parameters.")
 
@@ -524,6 +527,22 @@ def _ling_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
     return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
 
 
+# Keys of published files; with other values their own code computes something else.
+_OF_LING: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("linear_silu", "no_kda_lora", "use_qk_norm", "moe_router_enable_expert_bias",
+                     "rope_interleave"), True),
+    **dict.fromkeys(("up_proj_norm", "use_bias", "use_kda_lora", "use_mla_nope", "use_nGPT",
+                     "use_qkv_bias", "value_norm", "scale_router_input",
+                     "num_kv_heads_for_linear_attn"), False),
+    **dict.fromkeys(("score_function", "scoring_func"), "sigmoid"),
+    **dict.fromkeys(("expert_swiglu_limit_list", "share_expert_swiglu_limit_list"), ()),
+    "gated_attention_proj_granularity_type": "head_wise",
+    "topk_method": "noaux_tc",
+    "partial_rotary_factor": (0.5, 1.0),
+    "qk_head_dim": range(2 * MAX_HEAD_DIM + 1),
+}  # fmt: skip
+
+
 def _ling(draft: Draft) -> None:
     config = draft.config
     own = config.get("linear_head_dim")  # as transformers saves it
@@ -680,7 +699,10 @@ _KIMI_FAMILIES = (
         windows=_ling_types,
         rope_parameters=rope_of_latent,
         adjust=_ling,
-        neutral={"qk_head_dim": range(2 * MAX_HEAD_DIM + 1), "rope_interleave": True},
+        neutral=_OF_LING,
+        # The first is by the shapes of tensors, the others are of training.
+        ignored_keys="moe_shared_expert_intermediate_size|group_norm_size|max_window_layers"
+        "|pregate_.*",
     ),
 )
 

@@ -324,7 +324,14 @@ _LLAMA_FAMILIES = (
         name="BitNetForCausalLM",
         title="BitNet b1.58",
         model_type="bitnet",
-        gguf=Gguf("bitnet"),
+        gguf=Gguf(
+            "bitnet",
+            may=("hidden_act",),
+            keys={"hidden_act": "hidden_activation"},
+            more=lambda _fields, _shapes, config: {"hidden_act": config.get("hidden_act", "silu")},
+            # Of bitnet.cpp.
+            also=tuple(Gguf(name, named_as="bitnet") for name in ("bitnet-b1.58", "bitnet-25")),
+        ),
         rules=(
             *pre_norms(),
             *r.ATTENTION,
