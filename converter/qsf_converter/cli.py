@@ -92,7 +92,7 @@ _QuantType = Annotated[
         help=f"type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
         "one for each matrix; auto, which chooses and fits them within the bytes of llama.cpp's "
         "Q4_K_M; or keep, which stores the blocks of a quantised GGUF file as they are",
-        show_default=f"{AUTO} up to 1B weights, else {DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} "
+        show_default=f"{AUTO} up to 2B weights, else {DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} "
         f"for encoders; {MIXED} with a target size; ternary for such weights; {KEEP} for a "
         "quantised GGUF file",
     ),

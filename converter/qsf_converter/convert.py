@@ -65,8 +65,8 @@ from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tables import tables_of
 
-# Up to this many auto is the default: there it is nearer its source than Q4_K_M (docs/quality.md).
-AUTO_WEIGHTS = 1_000_000_000
+# Up to this many auto is the default: it takes three minutes of two cores (docs/quality.md).
+AUTO_WEIGHTS = 2_000_000_000
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 

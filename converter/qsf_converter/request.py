@@ -39,7 +39,7 @@ class Request:
             stores the blocks of a quantised GGUF file as they are, ``auto`` chooses types within
             the bytes of Q4_K_M and rounds with error feedback (``one_pass``). Default: ``mixed``
             with a target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks
-            that can be kept, 8bit of encoders, ``auto`` up to 1B weights, else 4bit.
+            that can be kept, 8bit of encoders, ``auto`` up to 2B weights, else 4bit.
         embed_type: type of the embeddings and the head; default: 8bit, ``quant_type`` if it
             is f16 or f32, chosen with ``mixed``, kept with ``keep``.
         calibration: a file of text or JSONL for calibration, or ``bundled`` for our own text.

@@ -107,6 +107,7 @@ void qsf_model_info(qsf_model *m, qsf_model_facts *out)
     out->ffn_dim = h->ffn_dim;
     out->n_vocab = h->n_vocab;
     out->max_tokens = h->max_tokens;
+    out->is_windowed = m->pools.kv.n_groups > 1;
     out->bos_id = h->bos_id;
     out->eos_id = h->eos_id;
     out->pad_id = h->pad_id;

@@ -142,6 +142,11 @@ class ModelEngine:
             top_logprobs=how.n_top if how.has_logprob else None,
         )
 
+    @property
+    def is_windowed(self) -> bool:
+        """True if what a slot holds can be cut near its end only."""
+        return bool(self._opened.info.is_windowed)
+
     def n_held(self, slot: int) -> int:
         return self.sessions[slot].n_tokens
 

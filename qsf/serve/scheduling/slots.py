@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from array import array
 from collections.abc import Callable
+from operator import itemgetter
 
 from qsf.errors import QsfError, QsfMemoryError
 from qsf.kv import KV_BLOCK_TOKENS
@@ -91,8 +92,22 @@ class Slots:
         free = [slot for slot in self.all if slot.job is None and not slot.is_pinned]
         goes_on = [slot for slot in free if slot.n_held == self._n_held_of(slot, job) > 0]
         if goes_on:
-            return max(goes_on, key=lambda slot: slot.n_held)
+            longest = max(goes_on, key=lambda slot: slot.n_held)
+            self._keep_turn(longest, [slot for slot in free if slot is not longest])
+            return longest
         return min(free, key=lambda slot: self._worth(slot, is_by_token=False))
+
+    def _keep_turn(self, slot: Slot, spare: list[Slot]) -> None:
+        """Share what a slot holds, before it goes on, with one that holds nothing of its own.
+
+        A window moves on with the text: without that, a prompt that differs before the last turn,
+        such as one with a late result of a tool, would be evaluated from its beginning.
+        """
+        empty = [each for each in spare if self._n_elsewhere(each) == each.n_held]
+        if self._engine.is_windowed and empty:
+            oldest = min(empty, key=lambda each: each.used)
+            if self._copy(oldest, slot, slot.n_held):
+                oldest.salt, oldest.used = slot.salt, self._clock()
 
     def _worth(self, slot: Slot, *, is_by_token: bool) -> tuple[float, float]:
         """Return the retention value of tokens that only this slot holds, as a key for sorting.
@@ -139,9 +154,9 @@ class Slots:
             self._write(slot, self._n_elsewhere(slot))
         saved_seconds = self._read(slot, job, n_most)
         n_common = min(self._n_held_of(slot, job), n_most)
-        source = max(self.all, key=lambda other: self._n_held_of(other, job))
-        n_shared = min(self._n_held_of(source, job), n_most)
-        if n_shared <= n_common or not self._copy(slot, source, n_shared):
+        shared = [(min(self._n_held_of(other, job), n_most), other) for other in self.all]
+        longer = sorted((pair for pair in shared if pair[0] > n_common), key=itemgetter(0))
+        if not any(self._copy(slot, source, n) for n, source in reversed(longer)):
             self.keep(slot, n_common)
         slot.salt = job.salt
         job.n_held = slot.n_held

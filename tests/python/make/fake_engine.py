@@ -29,6 +29,8 @@ def next_token(tokens: Sequence[int], seed: int) -> int:
 class FakeEngine(ModelEngine):
     """Checks what it is asked for; ``failures`` are raised by the next passes, one each."""
 
+    is_windowed = False  # then a slot can be cut within its last chunk
+
     def __init__(
         self,
         n_slots: int = 3,
@@ -54,7 +56,6 @@ class FakeEngine(ModelEngine):
         self.most_drafts = most_drafts
         self.n_drafts = self.n_accepted = 0
         self.ahead: list[list[int]] = [[] for _ in range(n_slots)]
-        self.is_windowed = False
         self.n_copied = 0
         self.again = [0] * n_slots
         self.before_pass: Callable[[], None] = lambda: None
@@ -137,18 +138,21 @@ class FakeEngine(ModelEngine):
     def keep(self, slot: int, n_tokens: int) -> None:
         assert n_tokens <= len(self.held[slot])
         self.ahead[slot] = []
-        del self.held[slot][n_tokens:]
+        del self.held[slot][0 if self._is_lost(slot, n_tokens) else n_tokens :]
         self.has_logits[slot] = False
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         assert slot != source
         assert n_tokens <= len(self.held[source])
-        if self.is_windowed:
+        if self._is_lost(source, n_tokens):
             raise QsfError("the window has gone on")
         self.ahead[slot] = []
         self.held[slot] = self.held[source][:n_tokens]
         self.has_logits[slot] = False
         self.n_copied += n_tokens
+
+    def _is_lost(self, slot: int, n_tokens: int) -> bool:
+        return self.is_windowed and n_tokens + self.chunk_tokens < len(self.held[slot])
 
     def state_key(self) -> bytes:
         return bytes(32)

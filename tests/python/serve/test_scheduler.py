@@ -130,6 +130,30 @@ def test_a_beginning_is_copied_from_another_slot() -> None:
             assert told.text == alone(told.job.prompt, seed, most)
 
 
+@pytest.mark.parametrize("n_changed", [0, 2], ids=["goes on", "answers come back otherwise"])
+def test_a_late_change_begins_at_an_earlier_turn_where_windows_move_on(n_changed: int) -> None:
+    """As when an agent's client changes a tool's result of the last turn but one."""
+    setup = Setup(3)
+    setup.engine.is_windowed, setup.engine.ctx_tokens, setup.engine.n_pool = True, 200, 600
+
+    def tick() -> None:
+        setup.clock.now += 0.1
+
+    setup.engine.before_pass = tick
+    said, ends = prompt(12), [0]
+    for turn in range(6):
+        told = Told(said, max_tokens=2, is_endless=True)
+        setup.submit(told)
+        setup.run()
+        assert told.job.n_cached >= ends[-1] - 1
+        ends.append(len(told.job.tokens) - n_changed)
+        said = [*told.job.tokens[: ends[-1]], *prompt(18, turn)]
+    late = Told([*told.job.tokens[: ends[-2] + 1], *prompt(18, 20)], max_tokens=2)
+    setup.submit(late)
+    setup.run()
+    assert late.job.n_cached >= ends[-2] - 1
+
+
 @pytest.mark.parametrize("n_own", [0, 3])
 def test_equal_beginnings_that_come_together_are_evaluated_once(n_own: int) -> None:
     setup = Setup(3)
