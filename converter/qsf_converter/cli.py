@@ -304,7 +304,7 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
 
 
 _PURPOSES = {
-    "measuring the arithmetic": ", once, for the defaults of this file; --no-measure leaves it out"
+    "measuring the arithmetic": ", once; qsf convert --no-measure leaves it out"
 }
 
 

@@ -129,3 +129,19 @@ def test_an_answer_of_another_program_names_no_models(
 ) -> None:
     monkeypatch.setattr(servers, "_ask", lambda *_: (200, facts))
     assert servers._in_memory(Running(9, "x", "/s", "in memory 1 MB", 1)) == {}
+
+
+def test_the_budget_that_a_refusal_names_will_do(
+    tiny_llama_8bit: Path, converted: Callable[[str, str], Path]
+) -> None:
+    """Also where grammars have no room, and it says why the draft model is left out."""
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_8bit), "--port", "0"]
+    words += ["--draft", str(converted("tiny-llama", "2bit")), "--ram-budget"]
+    refused = subprocess.run([*words, "1"], capture_output=True, text=True, check=False)
+    named = re.search(r"set --ram-budget (\d+),", refused.stderr)
+    assert named is not None, refused.stderr
+    with started([*words, named[1]]) as process:
+        wait_for_start(process)
+        assert process.stderr is not None
+        assert f"of at most {named[1]} MB, " in process.stderr.readline()
+        assert "without the draft model, which takes " in process.stderr.readline()
