@@ -153,7 +153,9 @@ def table_lines(
             by = max(seconds, key=seconds.__getitem__)  # the slowest part of a token
             most, expected = _speed(1 / seconds[by]), _speed(_REACHED[by] / seconds[by])
         read_mb = _read_bytes(plan) / _MB
-        lines.append(f"{budget:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}")
+        lines.append(
+            f"{budget:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}"
+        )
     if size.token_bytes < _CACHE_BYTES:
         lines.append("so small a model fits into the processor's cache, and may be faster")
     return lines
