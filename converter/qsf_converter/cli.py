@@ -28,6 +28,7 @@ from qsf.system import process
 from qsf_converter.calibrate.state import folder_of
 from qsf_converter.convert import convert_as
 from qsf_converter.request import (
+    AUTO,
     DEFAULT_CALIBRATION_TOKENS,
     DEFAULT_TERNARY_RULE,
     LEAST_CALIBRATION_TOKENS,
@@ -49,7 +50,6 @@ _MB = 2**20  # as qsf run and system monitors count
 
 _EPILOG = f"""Examples:
   qsf convert examples/tiny-llama tiny.qsf
-  qsf convert examples/tiny-llama tiny.qsf --quant-type auto --force
   qsf convert examples/tiny-llama tiny.qsf --quant-type 8bit --force
   qsf convert examples/tiny-llama tiny.qsf --quant-type 2bit --embed-type 4bit
   qsf convert examples/tiny-llama tiny.qsf --compress zstd
@@ -92,8 +92,9 @@ _QuantType = Annotated[
         help=f"type of the layers' matrices: {', '.join(QUANT_TYPES)}; mixed, which chooses "
         "one for each matrix; auto, which chooses and fits them within the bytes of llama.cpp's "
         "Q4_K_M; or keep, which stores the blocks of a quantised GGUF file as they are",
-        show_default=f"{DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} for encoders; {MIXED} with a "
-        f"target size; ternary for such weights; {KEEP} for a quantised GGUF file",
+        show_default=f"{AUTO} up to 1B weights, else {DEFAULT_QUANT_TYPE}; {ENCODER_QUANT_TYPE} "
+        f"for encoders; {MIXED} with a target size; ternary for such weights; {KEEP} for a "
+        "quantised GGUF file",
     ),
 ]
 _EmbedType = Annotated[

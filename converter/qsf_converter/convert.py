@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from qsf.errors import QsfArgumentError, QsfIOError
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.blocks import pack_tokenizer
 from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
@@ -64,6 +66,9 @@ from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tables import tables_of
 
+# Up to this many auto is the default: there it is nearer its source than Q4_K_M (docs/quality.md).
+AUTO_WEIGHTS = 1_000_000_000
+
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 
 
@@ -91,7 +96,9 @@ def convert(
     """Convert a model with the options of ``qsf convert``, under their names.
 
     ``target_size`` is in MB of 2^20 bytes. Other than the command this converts models without a
-    usable tokenizer, unless ``allow_no_tokenizer`` is false.
+    usable tokenizer, unless ``allow_no_tokenizer`` is false. The environment should have
+    OPENBLAS_NUM_THREADS=1 before numpy is imported, as that of the command has: more threads of
+    numpy's own wait for one another in loops, and the sums depend on their number.
     `Request` explains the options, `convert_as` the other arguments, the result and the errors.
     """
     request = Request(
@@ -175,7 +182,7 @@ def convert_as(
         file_bytes=file_bytes,
         elapsed_s=time.monotonic() - started,
         compression=stored.summary(),
-        notes=(*cost_lines(costs), *_types_of_source(source, plan)),
+        notes=(*_chosen_types(request, plan), *cost_lines(costs), *_types_of_source(source, plan)),
     )
 
 
@@ -204,9 +211,38 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
         request = dataclasses.replace(request, quant_type=ENCODER_QUANT_TYPE)
     elif is_free and source.is_ternary:
         request = dataclasses.replace(request, quant_type=dtype_name(Dtype.TERNARY))
+    elif is_free and request.is_plain and _suits_auto(source):
+        request = dataclasses.replace(request, quant_type=AUTO)
     if source.is_ternary:
         request.check_for_ternary_source()
     return request, []
+
+
+def _suits_auto(source: Source) -> bool:
+    """True if ``auto`` can be the default: it takes a minute, and what it needs is there."""
+    facts, n_weights = (
+        source.facts,
+        sum(math.prod(t.shape) for t in source.checkpoint.tensors.values()),
+    )
+    is_computed = not (facts.arch.target_dim or facts.arch.block_layers)
+    is_small = n_weights <= AUTO_WEIGHTS and not any(kind.n_experts for kind in facts.kinds)
+    if source.tokenizer is None or not is_computed or not is_small:
+        return False
+    try:
+        return read_calibration_text(source, Request(quant_type=AUTO)) is not None
+    except QsfConversionError:  # its tokenizer and its table of tokens do not fit
+        return False
+
+
+def _chosen_types(request: Request, plan: Plan) -> Iterator[str]:
+    """Yield a line of the types that ``auto`` chose, and the shares of the weights."""
+    if request.layer_type == AUTO:
+        weights: Counter[str] = Counter()
+        for target in plan.targets:
+            if target.is_matrix:
+                weights[dtype_name(target.dtype)] += target.n_rows * target.n_cols
+        shares = [f"{name} {n / weights.total():.0%}" for name, n in weights.most_common()]
+        yield f"auto, in the bytes of Q4_K_M: {', '.join(shares)} of the weights"
 
 
 def _types_of_source(source: Source, plan: Plan) -> Iterator[str]:

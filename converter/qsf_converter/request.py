@@ -39,7 +39,7 @@ class Request:
             stores the blocks of a quantised GGUF file as they are, ``auto`` chooses types within
             the bytes of Q4_K_M and rounds with error feedback (``one_pass``). Default: ``mixed``
             with a target size, ``ternary`` if the source's weights are, ``keep`` if they are blocks
-            that can be kept, 8bit of encoders, else 4bit.
+            that can be kept, 8bit of encoders, ``auto`` up to 1B weights, else 4bit.
         embed_type: type of the embeddings and the head; default: 8bit, ``quant_type`` if it
             is f16 or f32, chosen with ``mixed``, kept with ``keep``.
         calibration: a file of text or JSONL for calibration, or ``bundled`` for our own text.
@@ -86,6 +86,12 @@ class Request:
     def has_target(self) -> bool:
         """True if the size of the file is limited."""
         return self.target_bytes is not None or self.target_bpw is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """True if nothing is asked that ``auto`` cannot do."""
+        rule = self.ternary_rule
+        return not (self.calibration or self.embed_type) and rule == DEFAULT_TERNARY_RULE
 
     @property
     def has_chosen_types(self) -> bool:

@@ -6,8 +6,9 @@ from __future__ import annotations
 import os
 from array import array
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from qsf.errors import QsfArgumentError
 from qsf.kv import parse_kv_policy
 from qsf.native import binding
 from qsf.options import MAX_U32
@@ -16,6 +17,8 @@ from qsf.text.sampling import StopMatcher, resolve_sampling, sampling_fields
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from qsf.options import GenerationOptions
     from qsf.text.parts import OpenedModel
 
@@ -38,6 +41,7 @@ class ChosenToken:
     top: tuple[tuple[int, float], ...]
 
 
+@runtime_checkable
 class TokenConstraint(Protocol):
     """A constraint on the next token of an answer, such as ``Constraint`` of `constraints.py`."""
 
@@ -199,10 +203,20 @@ def answer_values(
         "decoder": decoder,
         "matcher": StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop),
         "end_ids": opened.end_ids,
-        "constraint": None if constraint is None else constraint(),
+        "constraint": None if constraint is None else _made(constraint),
         "ctx_tokens": opened.info.plan.ctx_tokens,
         "takes_forced": options.on_token is None,
     }
+
+
+def _made(constraint: Callable[[], TokenConstraint]) -> TokenConstraint:
+    made = constraint()
+    if not isinstance(made, TokenConstraint):
+        raise QsfArgumentError(
+            f"constraint must return a TokenConstraint, not {type(made).__name__}",
+            argument="constraint",
+        )
+    return made
 
 
 def seed_of(options: GenerationOptions) -> int:

@@ -88,6 +88,16 @@ def measured_costs(measured_tokens: Callable[[int], int], monkeypatch: pytest.Mo
     monkeypatch.setattr("qsf_converter.costs.n_measured_tokens", measured_tokens)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def auto_weights() -> Iterator[int]:
+    """No conversion in this process takes ``auto`` unasked; the value is up to where users' do."""
+    from qsf_converter.convert import AUTO_WEIGHTS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["qsf_converter.convert"], "AUTO_WEIGHTS", 0)
+        yield AUTO_WEIGHTS
+
+
 @pytest.fixture(scope="session")
 def project_root() -> Path:
     """The folder of the project."""

@@ -32,7 +32,7 @@ from qsf_converter.calibrate.compensation import (
     round_plainly,
     row_ranges,
 )
-from qsf_converter.original.layers import Original
+from qsf_converter.original.layers import Original, for_each
 from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.pieces import Piece, RoundedTensor, RoundedUnit, rounded_units
 from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
@@ -46,20 +46,19 @@ _COARSE_BITS: Final = 8  # types of more bits lose nothing that feedback could m
 
 @dataclass(slots=True)
 class _Part:
-    """Neighbouring columns of an input: their sums y^T y, and what feedback makes of them."""
+    """Neighbouring columns of an input, and what feedback makes of their sums y^T y."""
 
     cols: slice
-    sums: Float32Array
     order: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     factor: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
     costs: Float32Array = field(default_factory=lambda: np.empty(0, np.float32))
 
-    def factorise(self, damping: float) -> None:
-        diagonal = np.diag(self.sums).astype(np.float64)
+    def factorise(self, sums: Float32Array, damping: float) -> None:
+        diagonal = np.diag(sums).astype(np.float64)
         if not np.isfinite(diagonal).all():
             raise QsfConversionError("the activations on the calibration text are not finite")
         self.order = activation_order(diagonal)
-        self.factor = inverse_factor(damp(self.sums[np.ix_(self.order, self.order)], damping))
+        self.factor = inverse_factor(damp(sums[np.ix_(self.order, self.order)], damping))
         self.costs = np.empty(len(self.order), np.float32)
         self.costs[self.order] = np.diag(self.factor) ** -2
 
@@ -67,26 +66,18 @@ class _Part:
 class _Input:
     """What matrices of one layer read: [n_tokens, n_inputs]."""
 
-    def __init__(self, n_inputs: int) -> None:
+    def __init__(self, y: Float32Array) -> None:
+        n_inputs = y.shape[1]
         n_parts = -(-n_inputs // _PART_COLS)
         width = -(-n_inputs // n_parts // BLOCK) * BLOCK
-        self.parts = [
-            _Part(slice(start, min(start + width, n_inputs)), np.zeros((0, 0), np.float32))
-            for start in range(0, n_inputs, width)
-        ]
-        self.n_tokens = 0
+        starts = range(0, n_inputs, width)
+        self.y = y
+        self.parts = [_Part(slice(at, min(at + width, n_inputs))) for at in starts]
 
-    def add(self, y: Float32Array) -> None:
-        self.n_tokens += len(y)
-        for part in self.parts:
-            here = np.ascontiguousarray(y[:, part.cols])
-            product = here.T @ here
-            part.sums = part.sums + product if part.sums.size else product
-
-    def factorise(self) -> None:
-        for part in self.parts:
-            n_inputs = part.cols.stop - part.cols.start
-            part.factorise(max(LEAST_DAMPING, DAMPING * n_inputs / self.n_tokens))
+    def factorise(self, part: _Part) -> None:
+        here = np.ascontiguousarray(self.y[:, part.cols])
+        n_tokens, n_inputs = here.shape
+        part.factorise(here.T @ here, max(LEAST_DAMPING, DAMPING * n_inputs / n_tokens))
 
     def round(self, dtype: Dtype, weights: Float32Array, n_threads: int) -> Rounded:
         """Round ``weights`` [n_rows, n_inputs] to ``dtype``."""
@@ -164,18 +155,33 @@ class OnePass:
     ) -> tuple[list[RoundedTensor], Float32Array]:
         """Round a layer except its experts; return it and the stream behind it."""
         weights = self._original.weights(unit.id)
+        after = np.empty_like(x)
+        # Experts are read once for all samples.
+        step = len(x) if weights.kind.n_experts else 1
+        seen: list[dict[tuple[TensorType, ...], list[Float32Array]]] = [{} for _ in x[::step]]
+
+        def compute(i: int) -> None:
+            def observe(kinds: tuple[TensorType, ...], y: Float32Array) -> None:
+                seen[i].setdefault(kinds, []).append(y)
+
+            rows = slice(i * step, (i + 1) * step)
+            after[rows] = self._original.layer(weights, x[rows], observe)
+
+        for_each(len(seen), compute, n_threads=self._n_threads)
         inputs: dict[TensorType, _Input] = {}
-
-        def observe(kinds: tuple[TensorType, ...], y: Float32Array) -> None:
-            for kind in kinds[:1]:
-                inputs.setdefault(kind, _Input(y.shape[1])).add(y)
-            for kind in kinds[1:]:
-                inputs[kind] = inputs[kinds[0]]
-
-        x = self._original.layer(weights, x, observe)
-        for one in {id(one): one for one in inputs.values()}.values():
-            one.factorise()
-        return [self._tensor(target, weights, inputs) for target in unit.targets], x
+        for kinds in seen[0]:
+            one = _Input(np.concatenate([y for of in seen for y in of[kinds]]))
+            inputs |= dict.fromkeys(kinds, one)
+        seen.clear()
+        parts = [
+            (one, part)
+            for one in {id(one): one for one in inputs.values()}.values()
+            for part in one.parts
+        ]
+        for_each(
+            len(parts), lambda i: parts[i][0].factorise(parts[i][1]), n_threads=self._n_threads
+        )
+        return [self._tensor(target, weights, inputs) for target in unit.targets], after
 
     def _tensor(
         self, target: Target, weights: Weights, inputs: Mapping[TensorType, _Input]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import qsf
@@ -129,6 +129,7 @@ def check_error(error: qsf.QsfError) -> None:
 
 
 @given(prompt=ODD, options=st.dictionaries(st.sampled_from(NAMES), ODD, max_size=3))
+@example(prompt="", options={"constraint": int})
 def test_any_arguments_of_generate_give_text_or_a_typed_error(
     model: qsf.Model, prompt: Any, options: dict[str, Any]
 ) -> None:
@@ -138,7 +139,7 @@ def test_any_arguments_of_generate_give_text_or_a_typed_error(
         except qsf.QsfError as error:
             check_error(error)
             continue
-        if callable(options.get("progress")):
+        if any(callable(options.get(name)) for name in ("progress", "on_token")):
             continue  # it would be called, and what it raises is the caller's
         for _, piece in zip(range(2), pieces, strict=False):
             assert isinstance(piece, str)

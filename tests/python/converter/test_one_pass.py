@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -75,10 +77,9 @@ def test_wide_inputs_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, dtype
     errors = {}
     for part_cols in (128, 4096):
         monkeypatch.setattr(one_pass, "_PART_COLS", part_cols)
-        inputs = one_pass._Input(300)
-        for half in np.split(x.astype(np.float32), 2):
-            inputs.add(half)
-        inputs.factorise()
+        inputs = one_pass._Input(x.astype(np.float32))
+        for part in inputs.parts:
+            inputs.factorise(part)
         assert [part.cols.stop for part in inputs.parts][-1] == 300
         rounded = inputs.round(dtype, weights, n_threads=2)
         again = dequantise_tiles(dtype, rounded.tiles, *weights.shape)
@@ -88,6 +89,29 @@ def test_wide_inputs_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, dtype
     quantise_rows(dtype, weights, stored=plain)
     lost = np.square((plain - weights) @ x.T).sum()
     assert errors[1] < errors[3] < 0.7 * lost
+
+
+def test_it_is_the_default_where_it_was_measured(
+    tmp_path: Path,
+    tiny_llama_dir: Path,
+    auto_weights: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not of large models, of those without a tokenizer, nor with a request of its own."""
+    bare = tiny_checkpoints.make_llama(tmp_path / "bare")
+    small, large = auto_weights, 1_000_000
+    cases: tuple[tuple[int, Path, dict[str, Any], str], ...] = (
+        (small, tiny_llama_dir, {}, "auto"),
+        (large, tiny_llama_dir, {}, "4bit"),
+        (small, bare, {}, "4bit"),
+        (small, tiny_llama_dir, {"quant_type": "4bit"}, "4bit"),
+        (small, tiny_llama_dir, {"embed_type": "4bit"}, "4bit"),
+    )
+    for limit, folder, options, expected in cases:
+        monkeypatch.setattr(sys.modules["qsf_converter.convert"], "AUTO_WEIGHTS", limit)
+        report = convert(folder, tmp_path / "m.qsf", force=True, **options)
+        is_auto = any(note.startswith("auto, ") for note in report.notes)
+        assert is_auto == (expected == "auto"), (limit, folder, options)
 
 
 def test_what_auto_cannot_do_is_said(tmp_path: Path, tiny_llama_dir: Path) -> None:
