@@ -142,7 +142,7 @@ def find_files(options: argparse.Namespace, steps: Steps, *, with_baseline: bool
     pairs: list[Pair] = []
     for path in options.models:
         ours = find_model(str(path), is_quiet=options.quiet)
-        other = options.baseline_model or (path if is_gguf(path) else None)
+        other = options.baseline_model or (path if path.is_file() and is_gguf(path) else None)
         pairs.append((read_facts(ours), read_facts(other) if other and with_baseline else None))
     folder = options.cache or default_folder()
     for name in [] if options.models else options.shape or ["tinyllama-1.1b"]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from qsf.errors import QsfConversionError, QsfFormatError, QsfIOError
-from qsf.file.layout import dtype_name
+from qsf.file.family import type_of
 from qsf.file.partial import remove_abandoned
 from qsf.file.reader import Reader
 from qsf.file.sizes import size_of, token_bytes
@@ -65,7 +65,7 @@ def read_facts(path: Path) -> FileFacts:
         size = size_of(reader)
         return FileFacts(
             path=path,
-            type=dtype_name(reader.header.dtype),
+            type=type_of(reader),
             n_weights=size.n_weights,
             tensor_bytes=size.tensor_bytes,
             token_bytes=size.token_bytes,

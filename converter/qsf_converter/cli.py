@@ -304,9 +304,7 @@ def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) ->
         progress.close()
 
 
-_PURPOSES = {
-    "measuring the arithmetic": ", once, for the defaults of this file; --no-measure leaves it out"
-}
+_PURPOSES = {"measuring the arithmetic": ", once; qsf convert --no-measure leaves it out"}
 
 
 class _Progress:

@@ -15,6 +15,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -342,14 +343,17 @@ class _Conversion:
             writer.add_section("CHAT", source.chat)
             costs: Costs = {}
             if source.tokenizer is not None and not source.facts.arch.target_dim:
-                costs = measure_costs(
-                    writer,
-                    sum(t.n_rows * t.n_cols for t in plan.targets),
-                    self.request.n_threads,
-                    partial(self.phase, "measuring the arithmetic"),
-                    is_kept=any(t.is_kept for t in plan.targets),
-                    is_wanted=self.request.measures_costs,
-                )
+                with ThreadPoolExecutor(1) as beside:
+                    synced = beside.submit(writer.sync)
+                    costs = measure_costs(
+                        writer,
+                        sum(t.n_rows * t.n_cols for t in plan.targets),
+                        self.request.n_threads,
+                        partial(self.phase, "measuring the arithmetic"),
+                        is_kept=any(t.is_kept for t in plan.targets),
+                        is_wanted=self.request.measures_costs,
+                    )
+                synced.result()
             section = meta.meta_bytes(source, self.request, plan, quality, stored, costs)
             writer.add_section("META", section)
         return quality, costs

@@ -280,6 +280,7 @@ static qsf_status take_memory(qsf_model *m)
         .ring_bytes = (size_t)plan->ring_bytes,
         .io = &m->io,
         .setup = m->io_setup,
+        .pool = m->pool,
     };
     QSF_TRY(qsf_stream_init(&m->stream, &m->reader, &m->ledger, &streaming));
     const qsf_experts_options caching = {

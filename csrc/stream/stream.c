@@ -142,6 +142,8 @@ size_t qsf_stream_table_bytes(const qsf_reader *r)
 
 #define NONE UINT32_MAX
 #define LOAD_RING_BYTES ((size_t)8 << 20) /* more would not load faster */
+#define TOUCH_BYTES ((size_t)2 << 20)     /* a large page of most processors */
+#define PAGE_BYTES 4096
 
 /* ---- memory ---- */
 
@@ -256,8 +258,19 @@ static qsf_status copy_unit(qsf_stream *s, uint32_t unit_idx, unsigned char *to)
     return qsf_ring_end_unit(s->ring, &s->unit_wait_ns, &read_ns);
 }
 
-/* Loads the units of order [n_units], which are not resident yet, through the ring. */
-static qsf_status load_units(qsf_stream *s, uint32_t n_units)
+/* Touches pieces [begin, end) of memory that the ledger gave, which is zero. */
+static void touch_pieces(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    volatile unsigned char *const bytes = (volatile unsigned char *)arg;
+    (void)worker_idx;
+    for (size_t at = begin * TOUCH_BYTES; at < end * TOUCH_BYTES; at += PAGE_BYTES)
+        bytes[at] = 0;
+}
+
+/* Loads the units of order [n_units], which are not resident yet, through the ring. The system
+ * clears pages when they are first touched, which takes a virtual machine longer than reading the
+ * file: all workers of the pool do that. */
+static qsf_status load_units(qsf_stream *s, uint32_t n_units, qsf_pool *pool)
 {
     const uint32_t n_ahead = 0; /* no pass follows, so nothing is read ahead */
     qsf_ring_set_order(s->ring, s->order, n_units, n_ahead);
@@ -267,6 +280,9 @@ static qsf_status load_units(qsf_stream *s, uint32_t n_units)
         unsigned char *to;
         QSF_TRY(acquire(s, QSF_USE_WEIGHTS, s->reader->units[unit_idx].raw_bytes, &to));
         s->resident[unit_idx] = to;
+        const size_t n_pieces = (size_t)s->reader->units[unit_idx].raw_bytes / TOUCH_BYTES;
+        if (pool != NULL)
+            qsf_pool_run(pool, n_pieces, 1, touch_pieces, to);
         QSF_TRY(copy_unit(s, unit_idx, to));
     }
     return QSF_OK;
@@ -315,7 +331,7 @@ static qsf_status fill(qsf_stream *s, const qsf_stream_options *options)
     else
         QSF_TRY(take_buffers(s, &load, load_ring_bytes(s, &load, load_bytes)));
     if (n_load > 0)
-        QSF_TRY(load_units(s, n_load));
+        QSF_TRY(load_units(s, n_load, options->pool));
     if (s->ring != NULL)
         s->load_counts = qsf_ring_count(s->ring);
     s->source.decompress_ns = 0;
@@ -647,7 +663,7 @@ qsf_status qsf_stream_keep(qsf_stream *s, uint32_t unit_idx)
     assert(s->unit_idx == NONE && s->resident[unit_idx] == NULL && s->ring != NULL);
     const qsf_ring_counts before = qsf_ring_count(s->ring);
     s->order[0] = unit_idx;
-    const qsf_status status = load_units(s, 1);
+    const qsf_status status = load_units(s, 1, NULL);
     const qsf_ring_counts after = qsf_ring_count(s->ring);
     add_counts(&s->load_counts, &after, &before);
     if (status != QSF_OK) {

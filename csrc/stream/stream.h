@@ -16,6 +16,7 @@
 
 #include "base/cancel.h"
 #include "format/records.h"
+#include "platform/pool.h"
 #include "stream/ring.h"
 #include "stream/unit_source.h"
 
@@ -38,6 +39,7 @@ typedef struct qsf_stream_options {
     size_t ring_bytes;       /* at least qsf_stream_sizes.ring_bytes */
     qsf_io *io;              /* borrowed, open */
     qsf_io_setup setup;
+    qsf_pool *pool; /* takes part while resident units load; NULL: the caller alone */
 } qsf_stream_options;
 
 /* A band in memory */

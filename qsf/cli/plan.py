@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from qsf.errors import QsfError, one_line
-from qsf.file.layout import dtype_name
+from qsf.file.family import type_of
 from qsf.file.reader import Reader
 from qsf.file.sizes import ModelSize, size_of
 from qsf.foreign_json import read_json
@@ -57,6 +57,7 @@ def plan_command(
     path = find_model(model, is_quiet=quiet)
     with Reader(path) as reader:
         header, size = reader.header, size_of(reader)
+        name = f"{path.name}: {size.n_weights / 1e6:,.0f}M weights, {type_of(reader)}"
         visited = [[kind] * reader.arch.visits(i) for i, kind in enumerate(reader.layer_kinds)]
         kinds = [kind for visits in visited for kind in visits]
     requests = [{"ram_budget": budget, "threads": threads} for _, budget in _BUDGETS]
@@ -64,7 +65,7 @@ def plan_command(
         (name, plan) for (name, _), plan in zip(_BUDGETS, plans_of(model, *requests), strict=True)
     ]
     gb_per_s = _measure(path, plans, is_quiet=quiet)
-    for line in table_lines(path.name, header, kinds, size, gb_per_s, plans):
+    for line in table_lines(name, header, kinds, size, gb_per_s, plans):
         print(line)
 
 
@@ -117,24 +118,23 @@ def _read_bytes(plan: MemoryPlan) -> float:
 
 
 def table_lines(
-    file_name: str,
+    name: str,
     header: Header,
     kinds: Sequence[LayerKind],
     size: ModelSize,
     gb_per_s: tuple[float, float],
     plans: list[tuple[str, MemoryPlan]],
 ) -> list[str]:
-    """Return the table: a line for each budget, [name, plan], in their order."""
+    """Return the table: a line for each budget, [budget, plan], in their order."""
     lines = [
-        f"{file_name}: {size.n_weights / 1e6:,.0f}M weights, {dtype_name(header.dtype)}, "
-        f"{size.file_bytes / _MB:,.0f} MB",
+        f"{name}, {size.file_bytes / _MB:,.0f} MB",
         f"{'--ram-budget':>12} {'taken MB':>10} {'read MB/token':>14} {'tok/s expected':>15} "
         f"{'at most':>8}  limited by",
     ]
-    for name, plan in plans:
+    for budget, plan in plans:
         if not plan.is_enough:
             least_mb = -(-plan.min_budget_bytes // _MB)
-            lines.append(f"{name:>12} too small: {least_mb} MB would do")
+            lines.append(f"{budget:>12} too small: {least_mb} MB would do")
             continue
         position_bytes = sum(
             kv_position_bytes(1, kind.n_kv_heads, kind.head_dim, plan.kv_k_bits, plan.kv_v_bits)
@@ -153,7 +153,9 @@ def table_lines(
             by = max(seconds, key=seconds.__getitem__)  # the slowest part of a token
             most, expected = _speed(1 / seconds[by]), _speed(_REACHED[by] / seconds[by])
         read_mb = _read_bytes(plan) / _MB
-        lines.append(f"{name:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}")
+        lines.append(
+            f"{budget:>12} {taken:>10,.1f} {read_mb:>14,.1f} {expected:>15} {most:>8}  {by}"
+        )
     if size.token_bytes < _CACHE_BYTES:
         lines.append("so small a model fits into the processor's cache, and may be faster")
     return lines

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qsf.cli.announced import announced
-from qsf.cli.run.report import plan_lines
+from qsf.cli.run.report import drafter_lines, plan_lines
 from qsf.cli.serve_options import Request, ServeOptions, parse
 from qsf.errors import QsfArgumentError, QsfError, QsfIOError, QsfMemoryError
 from qsf.file.foreign_text import text_of
@@ -47,6 +47,7 @@ _FINGERPRINT_BYTES = 64 << 10
 _SWITCH_SECONDS = (
     0.0005  # longest wait of the engine's thread for Python's lock; Python's default is 5 ms
 )
+_GRAMMAR_BYTES = 16 << 20  # of the budget: the library that checks grammars, and their states
 _LEAST_CONTEXT = 2048  # tokens, for which sequences are given up
 
 
@@ -174,9 +175,15 @@ def _check(
 
 
 def _prepared(path: Path, request: Request) -> tuple[Constraints | str, ModelOptions]:
+    from qsf.model import Model
     from qsf.native.opening import text_budget_bytes
 
-    constraints = read_constraints(path, request.serving, text_budget_bytes(request.opening))
+    budget_bytes = text_budget_bytes(request.opening)
+    if budget_bytes is not None and request.serving.constraints is None:
+        without = _opening(path, request, has_grammars=False)
+        spare_bytes = budget_bytes - call_with(Model.plan, path, without).min_budget_bytes
+        budget_bytes = min(budget_bytes, 3 * max(0, spare_bytes - _GRAMMAR_BYTES))
+    constraints = read_constraints(path, request.serving, budget_bytes)
     return constraints, _opening(path, request, not isinstance(constraints, str))
 
 
@@ -432,9 +439,11 @@ async def _serve(server: Server, plan: MemoryPlan, options: ServeOptions) -> int
     with announced(names, where, plan.memory_text):
         name = command.typed("qsf-serve")
         command.say_line(f"{name}: {names} at {where}")
-        command.say_line(f"{name}: {plan.text}, {requests} at a time")
+        for line in (f"{plan.text}, {requests} at a time", *drafter_lines(plan)):
+            command.say_line(f"{name}: {line}")
         await stopped.wait()
         await server.stop(options.grace)
+    command.say_line(f"{name}: stopped")
     return 0
 
 

@@ -607,6 +607,11 @@ class Writer(Output):
         self._arch = replace(self._arch, **values)
         self._tables = pack_tables(self.header, self._arch, *self._parts, QsfArgumentError)
 
+    def sync(self) -> None:
+        """Put on the disk what was written so far, so that the end has less to wait for."""
+        with self._system_calls():
+            os.fsync(self._fd)
+
     def finish(self) -> None:
         """Write the tables and the header, sync, and rename to the path.
 

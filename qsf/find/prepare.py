@@ -12,6 +12,7 @@ from pathlib import Path
 from qsf.errors import ChildFailedError, QsfIOError
 from qsf.find import store
 from qsf.find.names import Named, cached_source, meaning_of
+from qsf.shell.command import say_line
 from qsf.system.keys import unseen_keys
 
 
@@ -80,7 +81,8 @@ def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> P
             if not is_there():
                 words = ["--quant-type", quant_type] if quant_type else []
                 to = f" to {quant_type}" if quant_type else ""
-                _say(f"converting {name}{to}, once: {out}", is_quiet=is_quiet)
+                if not is_quiet:
+                    say_line(f"converting {name}{to}, once: {out}")
                 words = ["convert", str(source), str(out), *words, "--force"]
                 _run_child([*words, *["--quiet"] * is_quiet])
                 store.write_note(out, name, quant_type or _type_of(out), fingerprint)
@@ -147,9 +149,3 @@ def _run_child(words: list[str]) -> str:
     if process.returncode != 0:
         raise ChildFailedError(process.returncode if process.returncode > 0 else 1)
     return output.decode("utf-8", "surrogateescape")
-
-
-def _say(text: str, *, is_quiet: bool) -> None:
-    if not is_quiet:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()

@@ -20,6 +20,8 @@ Usage: qsf completion [--help] bash|zsh|fish
   bash    qsf completion bash > ~/.local/share/bash-completion/completions/qsf
   zsh     qsf completion zsh > ~/.zfunc/_qsf      (with ~/.zfunc in fpath)
   fish    qsf completion fish > ~/.config/fish/completions/qsf.fish
+
+For one session: source <(qsf completion bash), or qsf completion fish | source
 """
 
 _BASH = """\

@@ -45,14 +45,13 @@ if TYPE_CHECKING:
 
 
 _HELP = """\
-/system TEXT     how the model is to answer from now on; without TEXT: nothing particular
-/retry           another answer to the last question; /edit changes the question first
-/undo            forget the last question and its answer
-/reset           forget the conversation
-/save FILE       keep the conversation, with what was evaluated, or as FILE.json only its
-                 messages; /load FILE goes on with one
-/set NAME VALUE  an option, such as temperature 0.2; without VALUE: as it was; alone: all
-/think on|off    let the model think before it answers, or not; show or hide: its thoughts
+/system TEXT     how the model is to answer from now on; without TEXT: as usual
+/retry           another answer to the last question; /edit changes that first
+/undo            forget the last question and its answer; /reset: all of them
+/save FILE       keep the conversation, with what was evaluated; FILE.json: only
+                 its messages; /load FILE goes on with one
+/set NAME VALUE  an option: temperature 0.2; no VALUE: as it was; alone: all
+/think on|off    think before answering, or not; show or hide: its thoughts
 /context         how full the context is
 /help            this; /exit, /quit or Ctrl-D ends, Ctrl-C stops an answer
 \"\"\" begins and ends a message of several lines."""

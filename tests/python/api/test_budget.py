@@ -74,6 +74,7 @@ def random_options(seed: int) -> dict[str, Any]:
     return {
         "ram_budget": rng.choice(["auto", 60, rng.randint(40, 120), 200, None]),
         "sessions": rng.choice([1, 1, 2, 4]),
+        "max_seq_len": rng.choice([None, 160, 256]),
         "threads": rng.choice([1, 2]),
         "kv_type": rng.choice([None, "f16", "k8v4"]),
         "draft": rng.choice(["auto", "off"]),

@@ -259,7 +259,7 @@ def test_progress_of_a_conversion_counts_tokens_then_what_is_converted(
     shown.update(400, 400)
     shown.close()
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("measuring the arithmetic, once, ")
+    assert lines[0].startswith("measuring the arithmetic, once; ")
     assert [line.split(", ")[-2] for line in lines[1:]] == [
         "1022 of 2044 tokens", "1024 of 4096 tokens", "4096 of 4096 tokens",
     ]  # fmt: skip

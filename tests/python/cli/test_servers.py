@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 
 from make.commands import Run
-from make.served import started
+from make.served import Client, started
 from qsf.cli import servers
 from qsf.cli.announced import Running, running_servers
 from qsf.system import files
@@ -129,3 +131,55 @@ def test_an_answer_of_another_program_names_no_models(
 ) -> None:
     monkeypatch.setattr(servers, "_ask", lambda *_: (200, facts))
     assert servers._in_memory(Running(9, "x", "/s", "in memory 1 MB", 1)) == {}
+
+
+def test_the_budget_that_a_refusal_names_will_do(
+    tiny_llama_8bit: Path, converted: Callable[[str, str], Path]
+) -> None:
+    """Also where grammars have no room, and it says why the draft model is left out."""
+    words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_8bit), "--port", "0"]
+    words += ["--draft", str(converted("tiny-llama", "2bit")), "--ram-budget"]
+    refused = subprocess.run([*words, "1"], capture_output=True, text=True, check=False)
+    named = re.search(r"set --ram-budget (\d+),", refused.stderr)
+    assert named is not None, refused.stderr
+    with started([*words, named[1]]) as process:
+        wait_for_start(process)
+        assert process.stderr is not None
+        assert f"of at most {named[1]} MB, " in process.stderr.readline()
+        assert "without the draft model, which takes " in process.stderr.readline()
+
+
+def random_words(seed: int) -> list[str]:
+    rng = random.Random(seed)
+    choices: dict[str, list[object]] = {
+        "--ram-budget": [None, rng.randint(70, 110), 200],
+        "--max-seq-len": [None, 96, 256],
+        "--kv-type": [None, "f16", "k8v4"],
+        "--threads": [1, 2],
+        "--parallel": [1, 2, 4],
+        "--constraints": [None, "off"],
+    }
+    drawn = {flag: rng.choice(values) for flag, values in choices.items()}
+    return [str(word) for flag, value in drawn.items() if value for word in (flag, value)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(
+    "words", [pytest.param(random_words(i), marks=[pytest.mark.slow] * (i > 1)) for i in range(40)]
+)
+def test_any_server_stays_below_what_its_line_says(tiny_llama_8bit: Path, words: list[str]) -> None:
+    command = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_8bit), "--port", "0", *words]
+    with started(command) as process:
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        if "does not fit" in first:
+            return
+        client = Client(int(first.rpartition(":")[2]), None, None)  # type: ignore[arg-type]
+        said = re.search(r"in memory (\d+) MB of at most ", process.stderr.readline())
+        assert said is not None
+        asked = {"prompt": "Once upon a time " * 12, "max_tokens": 24}
+        with ThreadPoolExecutor(6) as pool:
+            answers = list(pool.map(lambda _: client.post("/v1/completions", asked), range(8)))
+        assert {answer.status for answer in answers} == {200}
+        status = Path(f"/proc/{process.pid}/status").read_text("ascii")
+        assert int(status.split("VmHWM:")[1].split()[0]) <= int(said[1]) << 10

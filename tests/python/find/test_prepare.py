@@ -38,6 +38,7 @@ from qsf.find.store import SUGGESTED
 from qsf.native.opening import plan_native
 from qsf.options import ModelOptions
 from qsf.system import files
+from qsf_bench import cli as bench
 from qsf_bench.models.random_qsf import embed_type_of, write_model
 from qsf_bench.models.shapes import Shape
 from qsf_converter.rounding.plan import parse_quant_type
@@ -215,6 +216,10 @@ def test_a_gguf_file_keeps_its_bits(cache: Path, tmp_path: Path, tiny_llama_dir:
     assert {kept.full_name for kept in store.all_kept()} == {f"{path}:Q4_K_M", f"{path}:4bit"}
     assert len(store.named("m-Q4_1")) == 2
     assert [kept.quant_type for kept in store.named("m-Q4_1", "q4_k_m")] == ["Q4_K_M"]
+    options = bench._parser().parse_args(["m-Q4_1:Q4_K_M", str(path), "--prompt=8", "--gen=0"])
+    by_name, by_path = bench.find_files(options, Mock(), with_baseline=True)
+    assert (by_name[0], by_name[1]) == (by_path[0], None)
+    assert by_name[0].type == "Q4_K_M"
 
 
 def test_the_budget_of_a_run_counts_nothing_of_the_conversion(
