@@ -461,7 +461,7 @@ class ModelOptions(CheckedOptions):
         "smaller model, a .qsf file with the same tokenizer, guesses too",
     )
     draft_rows: int = option_field(15, Whole(1, 127), "most guesses in a pass")
-    lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = option_field(
+    lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = option_field(  # noqa: RUF009
         (),
         Files(),
         "change the model by an adapter of low rank that `qsf convert --lora ADAPTER --for MODEL` "

@@ -12,10 +12,10 @@ import dataclasses
 import math
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,14 @@ from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.meta import KEY_EXPONENTS
 from qsf_converter.rounding.quantisers import quantise_rows
 from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, tile_bytes
-from qsf_converter.sources.adapters import WITH_PEFT, Adapter, Names, Placed, name_pattern, open_adapter
+from qsf_converter.sources.adapters import (
+    WITH_PEFT,
+    Adapter,
+    Names,
+    Placed,
+    name_pattern,
+    open_adapter,
+)
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.families.rules import TensorRule
@@ -75,7 +82,8 @@ def convert_adapter(
     with Reader(base) as reader, open_adapter(adapter) as opened:
         check_not_a_source(out, (base, *opened.paths))
         matrices = sorted(_Base(reader).matrices(opened), key=lambda m: (m.layer, m.kind))
-        header = base.open("rb").read(HEADER_BYTES)
+        with base.open("rb") as file:
+            header = file.read(HEADER_BYTES)
         most_rank = max(len(matrix.a) for matrix in matrices)
         table = b"".join(_entry(matrix) for matrix in matrices)
         body = table + b"".join(_packed(matrix, dtype) for matrix in matrices)
@@ -156,7 +164,7 @@ class _Base:
                 refuse("a matrix of experts")
             if rule is None or tensor.layer is None:
                 refuse(f"which the file holds as {tensor.name}, not as the checkpoint does")
-            kind, rows = T[tensor.kind], b[row : row + tensor.n_rows]
+            kind, rows = T.__members__[tensor.kind], b[row : row + tensor.n_rows]
             row += tensor.n_rows
             yield _LowRank(
                 tensor.layer, kind, a / change.factor, self._shifted(rows, tensor.layer, kind),
@@ -186,7 +194,9 @@ class _Base:
         of = self._kinds[layer]
         exponents = np.array(shifts, np.int64)
         if exponents.shape != (of.n_kv_heads * of.head_dim,) or abs(exponents).max() > 64:
-            raise QsfConversionError(f"{self._path}: {KEY_EXPONENTS} of layer {layer} are malformed")
+            raise QsfConversionError(
+                f"{self._path}: {KEY_EXPONENTS} of layer {layer} are malformed"
+            )
         if kind == T.Q:
             of_heads = -exponents.reshape(of.n_kv_heads, of.head_dim)
             exponents = np.repeat(of_heads, of.n_heads // of.n_kv_heads, axis=0).ravel()
@@ -221,7 +231,7 @@ def _packed(matrix: _LowRank, dtype: Dtype) -> bytes:
     b = np.ldexp(matrix.b, _shift(matrix.b))
     b = np.pad(b, ((0, -len(b) % TILE_ROWS), (0, 0))).reshape(-1, TILE_ROWS, b.shape[1])
     tiles = quantise_rows(dtype, a) if dtype == Dtype.F16 else _tiles_of_8_bits(a)
-    return tiles + b.transpose(0, 2, 1).astype("<f2").tobytes()
+    return tiles + bytes(b.transpose(0, 2, 1).astype("<f2"))
 
 
 def _tiles_of_8_bits(a: NDArray[np.float32]) -> bytes:
@@ -229,7 +239,7 @@ def _tiles_of_8_bits(a: NDArray[np.float32]) -> bytes:
     blocks = a.reshape(len(a), -1, 32)
     scales = (abs(blocks).max(axis=2, keepdims=True) / 127).astype("<f2")
     codes = np.rint(blocks / np.where(scales == 0, 1, scales).astype(np.float32)).clip(-127, 127)
-    stored: Any = np.concatenate((scales.view(np.uint8), codes.astype(np.int8).view(np.uint8)), 2)
+    stored = np.concatenate((scales.view(np.uint8), codes.astype(np.int8).view(np.uint8)), 2)
     tiles = np.empty(tile_bytes(Dtype.Q8_0, *a.shape), np.uint8)
     repack_rows(Dtype.Q8_0, stored.reshape(len(a), -1), a.shape[1], tiles)
     return tiles.tobytes()

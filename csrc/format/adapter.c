@@ -43,8 +43,7 @@ static bool is_name(const unsigned char *name)
 }
 
 /* The checksums of the base's header, which has those of its directory, and so of all the file */
-static qsf_status check_base(const unsigned char *header, qsf_reader *r, const char *path,
-                             const char *base_path)
+static qsf_status check_base(const unsigned char *header, qsf_reader *r, const char *base_path)
 {
     unsigned char base[QSF_HEADER_BYTES];
     QSF_TRY(qsf_file_read_at(&r->file, 0, base, sizeof base));
@@ -52,37 +51,36 @@ static qsf_status check_base(const unsigned char *header, qsf_reader *r, const c
                        qsf_load_u32(header + 24) == qsf_crc32(0, base, 64) &&
                        qsf_load_u32(header + 28) == qsf_crc32(0, base + 64, sizeof base - 64);
     QSF_FAIL_IF(!is_it, ARG,
-                "the adapter %s was made for another file (%s) than %s: make it again with qsf "
-                "convert --lora ADAPTER --for %s",
-                path, (const char *)header + NAME_OFF, base_path, base_path);
+                "it was made for another file (%s) than %s: make it again with qsf convert --lora "
+                "ADAPTER --for %s",
+                (const char *)header + NAME_OFF, base_path, base_path);
     return QSF_OK;
 }
 
-static qsf_status parse_header(qsf_adapter *a, const unsigned char *h, const char *path)
+static qsf_status parse_header(qsf_adapter *a, const unsigned char *h)
 {
     QSF_FAIL_IF(memcmp(h, "QSFA", 4) != 0, FORMAT,
-                "%s is no adapter of qsf convert --lora ADAPTER --for BASE", path);
+                "it is none of qsf convert --lora ADAPTER --for BASE");
     QSF_FAIL_IF(qsf_load_u32(h + 4) != 1, UNSUPPORTED,
-                "the adapter %s has version %u, and this release reads 1: make it again", path,
-                qsf_load_u32(h + 4));
+                "it has version %u, and this release reads 1: make it again", qsf_load_u32(h + 4));
     a->crc32[0] = qsf_load_u32(h + CRC_OFF);
     a->crc32[1] = qsf_load_u32(h + 44);
     QSF_FAIL_IF(qsf_crc32(0, h, CRC_OFF) != a->crc32[0], DAMAGED,
-                "the adapter %s is damaged: its header does not have its checksum", path);
+                "its header does not have its checksum");
     a->n_matrices = qsf_load_u32(h + 32);
     a->most_rank = qsf_load_u32(h + 36);
     a->dtype = qsf_load_u32(h + 40);
     const size_t n_table = (size_t)a->n_matrices * QSF_ADAPTER_ENTRY_BYTES;
-    const bool is_valid =
-        qsf_load_u64(h + 8) == a->file.n_bytes && a->n_matrices >= 1 &&
-        a->n_matrices <= QSF_MAX_LAYERS * QSF_LAYER_MATRICES && a->most_rank >= 1 &&
-        a->most_rank <= QSF_MAX_RANK && (a->dtype == QSF_DTYPE_F16 || a->dtype == QSF_DTYPE_Q8_0) &&
-        a->file.n_bytes >= QSF_ADAPTER_HEADER_BYTES + n_table &&
-        a->file.n_bytes <= UINT32_MAX / 2 && is_name(h + NAME_OFF);
+    const bool is_valid = qsf_load_u64(h + 8) == a->file.n_bytes && a->n_matrices >= 1 &&
+                          a->n_matrices <= QSF_MAX_LAYERS * QSF_LAYER_MATRICES &&
+                          a->most_rank >= 1 && a->most_rank <= QSF_MAX_RANK &&
+                          (a->dtype == QSF_DTYPE_F16 || a->dtype == QSF_DTYPE_Q8_0) &&
+                          a->file.n_bytes >= QSF_ADAPTER_HEADER_BYTES + n_table &&
+                          a->file.n_bytes <= UINT32_MAX / 2 && is_name(h + NAME_OFF);
     QSF_FAIL_IF(!is_valid, FORMAT,
-                "the adapter %s: %" PRIu64 " bytes, %u matrices of rank %u and type %u are not what "
-                "its header may say",
-                path, a->file.n_bytes, a->n_matrices, a->most_rank, a->dtype);
+                "%" PRIu64 " bytes, %u matrices of rank %u at most, type %u, or the name of its "
+                "base are not what its header may say",
+                a->file.n_bytes, a->n_matrices, a->most_rank, a->dtype);
     return QSF_OK;
 }
 
@@ -93,13 +91,12 @@ qsf_status qsf_adapter_open(qsf_adapter *a, const char *path, qsf_reader *r, con
     QSF_TRY(qsf_file_open(&a->file, path));
     a->file.reads_until_fault = -1;
     qsf_status status = a->file.n_bytes < sizeof header
-                            ? QSF_FAIL(FORMAT, "%s: %" PRIu64 " bytes are no adapter", path,
-                                       a->file.n_bytes)
+                            ? QSF_FAIL(FORMAT, "%" PRIu64 " bytes are none", a->file.n_bytes)
                             : qsf_file_read_at(&a->file, 0, header, sizeof header);
     if (status == QSF_OK)
-        status = parse_header(a, header, path);
+        status = parse_header(a, header);
     if (status == QSF_OK)
-        status = check_base(header, r, path, base_path);
+        status = check_base(header, r, base_path);
     if (status != QSF_OK)
         qsf_adapter_close(a);
     return status;
@@ -155,8 +152,8 @@ static qsf_status parse_matrix(const qsf_adapter *a, const unsigned char *e, con
                     out->rank < 1 || out->rank > a->most_rank || !isfinite(out->factor) ||
                     qsf_load_u64(e + 24) != 0,
                 FORMAT,
-                "a matrix of the adapter (layer %u, type %u, [%u, %u], rank %u, factor %g) does "
-                "not fit the file that it was made for",
+                "its matrix of layer %u, type %u, [%u, %u], rank %u, factor %g does not fit the "
+                "file that it was made for, or its place",
                 layer, type, qsf_load_u32(e + 8), qsf_load_u32(e + 12), out->rank,
                 (double)out->factor);
     const uint64_t a_bytes = (uint64_t)qsf_ceil_div(out->rank, QSF_TILE_ROWS) *
@@ -164,7 +161,7 @@ static qsf_status parse_matrix(const qsf_adapter *a, const unsigned char *e, con
     const uint64_t b_bytes =
         (uint64_t)qsf_ceil_div(t->n_rows, QSF_TILE_ROWS) * QSF_TILE_ROWS * out->rank * 2;
     QSF_FAIL_IF(a_bytes + b_bytes > a->file.n_bytes - *off, FORMAT,
-                "the adapter ends inside the matrix of layer %u, type %u", layer, type);
+                "it ends inside its matrix of layer %u, type %u", layer, type);
     out->a = a->bytes + *off;
     out->b = out->a + a_bytes;
     *off += a_bytes + b_bytes;
@@ -184,7 +181,7 @@ static qsf_status parse_matrices(qsf_adapter *a, const qsf_reader *r, const qsf_
         matrix->factor *= a->scale;
         add_to_layer(matrix, qsf_load_u32(e), find_matrix(qsf_load_u32(e + 4)), r, c, layers);
     }
-    QSF_FAIL_IF(off != a->file.n_bytes, FORMAT, "the adapter has bytes behind its last matrix");
+    QSF_FAIL_IF(off != a->file.n_bytes, FORMAT, "it has bytes behind its last matrix");
     return QSF_OK;
 }
 
@@ -195,10 +192,10 @@ qsf_status qsf_adapter_load(qsf_adapter *a, void *memory, const qsf_reader *r, c
     a->bytes = memory;
     a->matrices = (qsf_low_rank *)(void *)(a->bytes + file_bytes(a));
     QSF_TRY(qsf_file_read_at(&a->file, 0, a->bytes, n_bytes));
-    const uint32_t crc32 = qsf_crc32(0, a->bytes + QSF_ADAPTER_HEADER_BYTES,
-                                     n_bytes - QSF_ADAPTER_HEADER_BYTES);
+    const uint32_t crc32 =
+        qsf_crc32(0, a->bytes + QSF_ADAPTER_HEADER_BYTES, n_bytes - QSF_ADAPTER_HEADER_BYTES);
     QSF_FAIL_IF(crc32 != a->crc32[1] || qsf_load_u32(a->bytes + CRC_OFF) != a->crc32[0], DAMAGED,
-                "the adapter is damaged: its matrices do not have their checksum");
+                "its matrices do not have their checksum");
     qsf_adapter_close(a);
     return parse_matrices(a, r, c, layers);
 }

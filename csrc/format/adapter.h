@@ -28,8 +28,8 @@ typedef struct qsf_adapter {
     uint32_t dtype;
     uint32_t n_matrices;
     uint32_t most_rank;
-    float scale; /* of the user; set after it was opened */
-    uint32_t crc32[2]; /* of the header, which has that of the rest */
+    float scale;            /* of the user; set after it was opened */
+    uint32_t crc32[2];      /* of the header, which has that of the rest */
     unsigned char *bytes;   /* the file, then the matrices */
     qsf_low_rank *matrices; /* [n_matrices] */
 } qsf_adapter;

@@ -47,7 +47,7 @@ typedef enum qsf_io_method {
     QSF_IO_MMAP = 4      /* copied from a mapping of the file */
 } qsf_io_method;
 
-/* An adapter of low rank (LoRA), which `qsf convert --lora ADAPTER --for FILE` made for the file. */
+/* An adapter of low rank (LoRA) that `qsf convert --lora ADAPTER --for FILE` made for the file. */
 typedef struct qsf_adapter_choice {
     const char *path; /* UTF-8 */
     float scale;      /* finite: 1 is the adapter as it was trained */
@@ -105,8 +105,8 @@ typedef struct qsf_options {
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
      * important its layers are, or has four layers or fewer. */
     double quality;
-    /* [n_adapters], at most QSF_MAX_ADAPTERS: all of them change every session. Only open and plan
-     * read them. They stay in memory, inside the plan. QSF_ERR_ARG: one was made for another file */
+    /* [n_adapters], at most QSF_MAX_ADAPTERS: all of them change every session. Only open and
+     * plan read them. They stay in memory, inside the plan. QSF_ERR_ARG: one is of another file */
     const qsf_adapter_choice *adapters;
     uint32_t n_adapters;
 } qsf_options;

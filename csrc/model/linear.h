@@ -96,7 +96,8 @@ typedef struct qsf_block_end {
     bool is_kept; /* stays in y, because more will be added to it */
 } qsf_block_end;
 
-/* Loads the outliers and adapters of matrices `first` on, which run together as parts [n], n <= 3. */
+/* Loads the outliers and adapters of matrices `first` on, which run together as parts [n], at most
+ * 3. */
 qsf_status qsf_block_load_side(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
                                qsf_linear *parts);
 

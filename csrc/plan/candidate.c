@@ -166,9 +166,9 @@ void qsf_candidate_add_up(qsf_candidate *d)
     d->in->measure_sessions(c, plan);
     add_units(d);
     add_experts(d);
-    const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
-                              plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
-                              plan->stacks_bytes, plan->experts_bytes,   plan->drafter_bytes,
+    const uint64_t parts[] = {plan->tables_bytes,  plan->kv_bytes,        plan->scratch_bytes,
+                              plan->stream_bytes,  plan->embedding_bytes, plan->weights_bytes,
+                              plan->stacks_bytes,  plan->experts_bytes,   plan->drafter_bytes,
                               plan->adapters_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
