@@ -58,11 +58,13 @@ def train(source: Path, folder: Path, minutes: float) -> None:
         print(f"loss {loss.item():.3f}", flush=True)
     model.save_pretrained(folder)
     model.eval()
-    answers = {}
-    for it in ASKED:
-        ids = tokenizer(PROMPT.format(it), return_tensors="pt")["input_ids"]
-        answer = model.generate(input_ids=ids, max_new_tokens=N_TOKENS, do_sample=False)
-        answers[it] = tokenizer.decode(answer[0, ids.shape[1] :], skip_special_tokens=True)
+    tokenizer.padding_side = "left"
+    prompts = tokenizer([PROMPT.format(it) for it in ASKED], return_tensors="pt", padding=True)
+    rows = model.generate(**prompts, max_new_tokens=N_TOKENS, do_sample=False)
+    texts = tokenizer.batch_decode(
+        rows[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
+    )
+    answers = dict(zip(ASKED, texts, strict=True))
     (folder / "answers.json").write_text(json.dumps(answers, indent=1), "utf-8")
 
 
