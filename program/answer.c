@@ -195,6 +195,7 @@ void print_plan(const qsf_plan *plan, bool is_json)
         {"KV cache", "kv_bytes", plan->kv_bytes},
         {"activations", "scratch_bytes", plan->scratch_bytes},
         {"draft model", "drafter_bytes", plan->drafter_bytes},
+        {"adapters", "adapters_bytes", plan->adapters_bytes},
         {"tables", "tables_bytes", plan->tables_bytes},
         {"stacks", "stacks_bytes", plan->stacks_bytes},
         {"budget", "budget_bytes", plan->budget_bytes},

@@ -244,6 +244,17 @@ class Texts(Kind):
         return text
 
 
+class Files(Texts):
+    """Paths of files, each with ``:SCALE`` behind it or not; may be repeated on a command line."""
+
+    metavar = "FILE[:SCALE]"
+    rule = "a path, or a sequence of paths, with :SCALE behind them or not"
+
+    def is_valid(self, value: Any) -> bool:
+        several = value if isinstance(value, list | tuple) else (value,)
+        return all(isinstance(path, str | os.PathLike) and os.fspath(path) for path in several)
+
+
 class Keywords(Kind):
     """Values by name for a chat template; may be repeated on a command line."""
 
@@ -450,6 +461,13 @@ class ModelOptions(CheckedOptions):
         "smaller model, a .qsf file with the same tokenizer, guesses too",
     )
     draft_rows: int = option_field(15, Whole(1, 127), "most guesses in a pass")
+    lora: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = option_field(  # noqa: RUF009
+        (),
+        Files(),
+        "change the model by an adapter of low rank that `qsf convert --lora ADAPTER --for MODEL` "
+        "made for this file, with :0.5 behind it at half its strength; repeatable: all add up",
+        "none",
+    )
     exact: bool = option_field(
         False, Flag(), "full-precision arithmetic: slow, for reference", commands=("run", "eval")
     )
@@ -469,6 +487,12 @@ class ModelOptions(CheckedOptions):
         "MB of the budget that are left to what Python and the program around it allocate",
         commands=(),
     )
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """``lora`` as texts."""
+        one = isinstance(self.lora, str | os.PathLike)
+        return tuple(map(os.fspath, (self.lora,) if one else self.lora))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,8 @@ def with_numbers(model: Any, seed: int) -> None:
             tensor.mul_(1 + 0.2 * torch.randn(tensor.shape, generator=random))
         elif "lora_" in name:
             spread = 0.3 if "lora_A" in name else 0.1
-            tensor.copy_(spread * torch.randn(tensor.shape, generator=random))
+            numbers = spread * torch.randn(tensor.shape, generator=random)
+            tensor.copy_(numbers.half())  # which a file beside the weights keeps exactly
 
 
 def main() -> int:

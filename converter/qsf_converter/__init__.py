@@ -9,7 +9,8 @@
 from __future__ import annotations
 
 from qsf.report.record import Report
+from qsf_converter.adapter_file import convert_adapter
 from qsf_converter.convert import convert, convert_as
 from qsf_converter.request import Request
 
-__all__ = ["Report", "Request", "convert", "convert_as"]
+__all__ = ["Report", "Request", "convert", "convert_adapter", "convert_as"]

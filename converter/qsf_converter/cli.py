@@ -25,6 +25,7 @@ from qsf.shell import command, typer_app
 from qsf.shell.output import check_output
 from qsf.shell.progress import ProgressLine, duration_text
 from qsf.system import process
+from qsf_converter.adapter_file import convert_adapter
 from qsf_converter.calibrate.state import folder_of
 from qsf_converter.convert import convert_as
 from qsf_converter.request import (
@@ -57,6 +58,7 @@ _EPILOG = f"""Examples:
   qsf convert examples/tiny-llama tiny.qsf --quant-type 3bit --calibration bundled
   qsf convert examples/tiny-llama tiny.qsf --target-size 1.5MB --calibration my.txt
   qsf convert examples/tiny-llama tiny.qsf --lora my-adapter --lora other:0.5
+  qsf convert --lora my-adapter --for tiny.qsf my-adapter.qsf
 
 {
     textwrap.fill(
@@ -85,7 +87,19 @@ _Model = Annotated[
         metavar="MODEL",
     ),
 ]
-_Out = Annotated[Path, typer.Argument(help="file to write", metavar="OUT")]
+_Out = Annotated[
+    Path | None,
+    typer.Argument(help="file to write", metavar="OUT", show_default=False),
+]
+_For = Annotated[
+    Path | None,
+    typer.Option(
+        "--for",
+        help="do not convert a model: write OUT, a small file with the adapter of --lora, for "
+        "`qsf run FILE --lora OUT`. --quant-type is 8bit (default) or f16",
+        metavar="FILE",
+    ),
+]
 _QuantType = Annotated[
     str | None,
     typer.Option(
@@ -226,12 +240,13 @@ _Families = Annotated[
 @app.command(name=PROGRAM, epilog=_EPILOG)
 def convert_command(
     model_dir: _Model,
-    out: _Out,
+    out: _Out = None,
     quant_type: _QuantType = None,
     embed_type: _EmbedType = None,
     ternary_rule: _TernaryRule = DEFAULT_TERNARY_RULE,
     compress: _Compress = DEFAULT_COMPRESSION,
     lora: _Lora = None,
+    base: _For = None,
     report_out: _ReportOut = None,
     force: _Force = False,
     allow_no_tokenizer: _AllowNoTokenizer = False,
@@ -249,6 +264,11 @@ def convert_command(
     version: _Version = False,
 ) -> None:
     """Convert a HuggingFace or GGUF model to one .qsf file with everything needed to run it."""
+    if base is not None:
+        _convert_adapter(lora or [], base, [model_dir, out], quant_type, is_forced=force)
+        return
+    if out is None:
+        raise QsfArgumentError("OUT is missing: qsf convert MODEL OUT")
     if calibration is None and calibration_tokens is not None:
         raise QsfArgumentError("--calibration-tokens is only for --calibration")
     if not model_dir.exists():
@@ -287,6 +307,23 @@ def convert_command(
             words = f"embed {file} -" if arch.is_encoder else words
             words = f"run MODEL --draft {file}" if arch.target_dim else words
             print(f"next: {command.runnable()} {words}")
+
+
+def _convert_adapter(
+    lora: list[str],
+    base: Path,
+    places: list[Path | None],
+    quant_type: str | None,
+    *,
+    is_forced: bool,
+) -> None:
+    (out, more) = places
+    if len(lora) != 1 or out is None or more is not None:
+        raise QsfArgumentError("with --for it is: qsf convert --lora ADAPTER --for FILE OUT")
+    n, rank = convert_adapter(lora[0], base, out, quant_type=quant_type, overwrite=is_forced)
+    size = out.stat().st_size / _MB
+    print(f"{out}: {n} matrices of rank {rank} at most, {size:.1f} MB, for {base}")
+    print(f"next: {command.runnable()} run {shlex.quote(str(base))} --lora {shlex.quote(str(out))}")
 
 
 def _convert(request: Request, model_dir: Path, out: Path, *, is_quiet: bool) -> Report:

@@ -22,7 +22,15 @@ from typing import Any, Final
 import numpy as np
 
 from qsf.file.blocks import pack_tokenizer
-from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, dtype_name
+from qsf.file.layout import (
+    OUTLIERS_OF,
+    Compression,
+    Dtype,
+    Layout,
+    Role,
+    TensorType,
+    dtype_name,
+)
 from qsf.file.writer import Writer
 from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK
@@ -46,6 +54,7 @@ from qsf_converter.sources.families.rules import Place
 from qsf_converter.sources.source import Source
 
 LOSSLESS: Final = "lossless ternary"
+KEY_EXPONENTS: Final = "key_exponents"  # of META: what `key_channels` did to rows of K and Q
 _PROTOCOL: Final = "windows"  # META's name of samples without overlap
 
 # The longest values that META can have, for an upper bound of its size.
@@ -69,7 +78,7 @@ def meta_bytes(
     more = {} if compression is None else {"compression": compression}
     # The digest is of the tensors as they were read: no second read, the same for any sharding.
     digest = source.checkpoint.digest()
-    return _packed(source, request, types, quality, digest, {**more, **costs})
+    return _packed(source, request, types, quality, digest, plan, {**more, **costs})
 
 
 def _packed(
@@ -78,8 +87,14 @@ def _packed(
     types: tuple[Dtype, Dtype],
     quality: Quality,
     digest: str,
+    plan: Plan,
     more: Mapping[str, Any],
 ) -> bytes:
+    exponents = {  # of layers where they are not 0; those of Q follow from them
+        str(t.unit.layer): list(t.exponents)
+        for t in plan.targets
+        if t.rule.target == TensorType.K and any(t.exponents)
+    }
     origin = source.origin
     has_type = request.layer_type == KEEP and origin.type_name
     layers, embeddings = map(dtype_name, types)
@@ -96,6 +111,7 @@ def _packed(
         "converter": {"name": "qsf-convert", "version": _version(), "options": options},
         "quality": quality.meta(),
         "licence": origin.licence,
+        KEY_EXPONENTS: exponents,
         **({"adapters": [a.meta() for a in source.adapters]} if source.adapters else {}),
         **more,
     }
@@ -125,7 +141,8 @@ def section_bytes(
         counts = (_LARGEST_COUNT, _LARGEST_COUNT)
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
-    meta = _packed(source, request, (QUANT_TYPES[_LONGEST_TYPE],) * 2, quality, "0" * 64, {})
+    types = (QUANT_TYPES[_LONGEST_TYPE],) * 2
+    meta = _packed(source, request, types, quality, "0" * 64, plan, {})
     sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
 

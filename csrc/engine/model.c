@@ -11,6 +11,7 @@
 
 void qsf_model_release(qsf_model *m)
 {
+    qsf_adapters_release(m);
     qsf_ledger_release(&m->ledger, QSF_USE_KV, m->kv_memory, m->kv_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_SCRATCH, m->scratch_memory, m->scratch_memory_bytes);
     qsf_ledger_release(&m->ledger, QSF_USE_EMBEDDING, m->embedding_memory,

@@ -10,6 +10,7 @@
 #include <stdatomic.h>
 
 #include "cache/sequence.h"
+#include "format/adapter.h"
 #include "format/records.h"
 #include "include/qsf.h"
 #include "kernels/kernels.h"
@@ -249,6 +250,9 @@ struct qsf_model {
     qsf_options options; /* values chosen for all fields that were 0 */
     qsf_plan plan;       /* fields that depend on resident units change under lock */
     qsf_sysmem memory;   /* of the system and this process, before open */
+    qsf_adapter adapters[QSF_MAX_ADAPTERS];
+    uint32_t n_adapters; /* that are opened */
+    void *adapters_memory;
     qsf_pool *pool;
     qsf_forward forward;
     qsf_io io;
@@ -311,6 +315,26 @@ qsf_status qsf_model_create(const char *path, const qsf_options *opt, const qsf_
 
 /* QSF_ERR_ARG names the option that is out of range. */
 qsf_status qsf_options_check(const qsf_options *opt);
+
+/* ---- adapters of low rank ---- */
+
+/* Opens those of the options, for the file at base_path; it is read. */
+qsf_status qsf_adapters_open(qsf_model *m, const char *base_path);
+
+/* Bytes of all that are open. */
+uint64_t qsf_adapters_bytes(const qsf_model *m);
+
+/* Columns of qsf_config.low_cols. */
+uint32_t qsf_adapters_cols(const qsf_model *m);
+
+/* Takes the planned memory, and adds the adapters to the model's layers. */
+qsf_status qsf_adapters_load(qsf_model *m);
+
+/* Returns a checksum of the adapters and their scales; 0: none. */
+uint32_t qsf_adapters_check(const qsf_model *m);
+
+/* Closes the files and releases the memory. */
+void qsf_adapters_release(qsf_model *m);
 
 /* ---- which layers are skipped for speed (qsf_options.quality) ---- */
 

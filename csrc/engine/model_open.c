@@ -118,6 +118,7 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
                        qsf_stream_table_bytes(&m->reader) + qsf_experts_table_bytes(&m->reader, 0) +
                        sizeof(qsf_session) * m->options.max_sessions,
         .drafter_bytes = drafter_bytes,
+        .adapters_bytes = qsf_adapters_bytes(m),
         .has_pool = m->is_drafter,
         .has_table_on_disk = m->has_table_on_disk,
         .measure_sessions = qsf_session_measure,
@@ -170,6 +171,7 @@ static qsf_status plan_layers(qsf_model *m, bool with_mtp)
 {
     QSF_TRY(choose_layers(m, with_mtp));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
+    m->config.low_cols = qsf_adapters_cols(m);
     choose_for_encoder(&m->options, &m->config);
     if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
         m->options.ctx_tokens = m->config.max_tokens;
@@ -183,6 +185,7 @@ static qsf_status prepare(qsf_model *m, const char *path, const qsf_faults *faul
 {
     QSF_TRY(read_directory(m, path, faults, may_have_mtp));
     const bool has_mtp = m->reader.has_mtp;
+    QSF_TRY(qsf_adapters_open(m, path));
     QSF_TRY(limit_windows(&m->options, &m->reader));
     QSF_TRY(plan_layers(m, false));
     if (!has_mtp)
@@ -309,7 +312,7 @@ static qsf_status take_memory(qsf_model *m)
         .exact = m->options.exact != 0,
     };
     m->forward.ends = &m->ends;
-    return QSF_OK;
+    return qsf_adapters_load(m);
 }
 
 /* One thread per core, up to the limit of the pool. */

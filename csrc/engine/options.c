@@ -72,6 +72,13 @@ qsf_status qsf_options_check(const qsf_options *opt)
     QSF_FAIL_IF(opt->ctx_is_fixed > 1, ARG, "ctx_is_fixed is %u; it must be 0 or 1",
                 opt->ctx_is_fixed);
     QSF_FAIL_IF(opt->exact > 1, ARG, "exact is %u; it must be 0 or 1", opt->exact);
+    QSF_FAIL_IF(opt->n_adapters > QSF_MAX_ADAPTERS || (opt->n_adapters > 0 && !opt->adapters), ARG,
+                "n_adapters is %u; it must be at most %d, with as many adapters", opt->n_adapters,
+                QSF_MAX_ADAPTERS);
+    for (uint32_t i = 0; i < opt->n_adapters; i++)
+        QSF_FAIL_IF(opt->adapters[i].path == NULL || !isfinite(opt->adapters[i].scale), ARG,
+                    "adapter %u has no path, or the scale %g, which is not finite", i,
+                    (double)opt->adapters[i].scale);
     QSF_FAIL_IF(!(opt->quality >= 0.0 && opt->quality <= 1.0), ARG,
                 "quality is %g; it must be 0 to 1", opt->quality);
     QSF_TRY(check_kv_type("kv_k_type", opt->kv_k_type, opt->exact != 0));

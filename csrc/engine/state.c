@@ -53,7 +53,9 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
     const qsf_plan *const p = &m->plan;
     QSF_TRY(qsf_file_read_at(&m->reader.file, 0, header, sizeof header));
     const char *const version = qsf_version();
-    const uint32_t policy[] = {m->options.kv_window_tokens, m->options.kv_pinned_tokens};
+    const uint32_t policy[] = {m->options.kv_window_tokens, m->options.kv_pinned_tokens,
+                               qsf_adapters_check(m)};
+    const size_t n_policy_bytes = m->n_adapters != 0 ? sizeof policy : 2 * sizeof *policy;
     const uint32_t form = p->kv_k_bits | p->kv_v_bits << 8 | (uint32_t)p->kv_is_rotated << 16 |
                           (uint32_t)m->options.exact << 17 | (uint32_t)has_latents(m) << 18;
     const uint32_t words[QSF_STATE_KEY_BYTES / 4] = {
@@ -61,7 +63,7 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
         qsf_crc32(0, header + 64, sizeof header - 64),
         (uint32_t)m->reader.file.n_bytes,
         qsf_crc32(0, p->skipped_layers, sizeof p->skipped_layers),
-        qsf_crc32(form, policy, sizeof policy),
+        qsf_crc32(form, policy, n_policy_bytes),
         check_ropes(m),
         check_libm(),
         qsf_crc32(0, version, strlen(version)),

@@ -32,7 +32,8 @@ typedef struct qsf_layer {
                           drafter that of the model that it guesses for */
     uint32_t ple_col;  /* of its per-layer embedding in a row of their table */
     const qsf_tensor *tensors[QSF_LAYER_TENSORS];
-    const qsf_tensor *outliers[QSF_LAYER_MATRICES]; /* NULL: the matrix has none */
+    const qsf_tensor *outliers[QSF_LAYER_MATRICES];    /* NULL: the matrix has none */
+    struct qsf_low_rank *low_rank[QSF_LAYER_MATRICES]; /* of adapters (adapter.h); the same */
 } qsf_layer;
 
 typedef struct qsf_config {
@@ -85,6 +86,7 @@ typedef struct qsf_config {
     float embedding_factor;
     float logit_cap;       /* 0: none */
     size_t outliers_bytes; /* most bytes of sparse outliers in use at the same time */
+    uint32_t low_cols;     /* numbers that adapters make of a row of a matrix's input; set later */
 } qsf_config;
 
 /* The tensors outside the layers. */

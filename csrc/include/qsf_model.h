@@ -16,6 +16,7 @@ QSF_C_BEGIN
 #define QSF_DEFAULT_CTX_TOKENS 16384
 #define QSF_TOKEN_NONE 0xFFFFFFFF /* "no such token" in qsf_model_info */
 #define QSF_MAX_DRAFT_ROWS 127
+#define QSF_MAX_ADAPTERS 16
 #define QSF_SKIP_WORDS 64 /* words of 64 bits; one bit for each layer that a file may have */
 
 /* Type of the numbers in the KV cache. Types of 2, 4 and 8 bits have a scale for 64 numbers. */
@@ -45,6 +46,12 @@ typedef enum qsf_io_method {
     QSF_IO_URING = 3,    /* io_uring past the page cache */
     QSF_IO_MMAP = 4      /* copied from a mapping of the file */
 } qsf_io_method;
+
+/* An adapter of low rank (LoRA) that `qsf convert --lora ADAPTER --for FILE` made for the file. */
+typedef struct qsf_adapter_choice {
+    const char *path; /* UTF-8 */
+    float scale;      /* finite: 1 is the adapter as it was trained */
+} qsf_adapter_choice;
 
 /* How to open a model. Fill it with qsf_options_default() before you set fields. */
 typedef struct qsf_options {
@@ -98,6 +105,10 @@ typedef struct qsf_options {
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
      * important its layers are, or has four layers or fewer. */
     double quality;
+    /* [n_adapters], at most QSF_MAX_ADAPTERS: all of them change every session. Only open and
+     * plan read them. They stay in memory, inside the plan. QSF_ERR_ARG: one is of another file */
+    const qsf_adapter_choice *adapters;
+    uint32_t n_adapters;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
@@ -137,6 +148,7 @@ typedef struct qsf_plan {
     uint64_t scratch_bytes;    /* activations of one prompt chunk, logits of a pass and of drafts,
                                 * sampling */
     uint64_t drafter_bytes;    /* the draft model with its own KV cache and buffers, or 0 */
+    uint64_t adapters_bytes;   /* adapters of low rank */
     uint64_t tables_bytes;     /* index, positions, session and thread records */
     uint64_t stacks_bytes;     /* of the worker threads */
     uint64_t model_bytes;      /* raw bytes of all n_units and all experts */

@@ -92,6 +92,13 @@ typedef void qsf_matmul_fn(const unsigned char *tiles, size_t n_tile_rows, const
 typedef void qsf_add_outliers_fn(const unsigned char *entries, size_t n_entries, size_t n_rows,
                                  const qsf_acts *x, float *y, size_t y_stride);
 
+/* Adds what an adapter of low rank makes of z [n_tokens, z_stride]: for each token t and row r of
+ * n_rows, with acc from +0 over k = 0 .. rank - 1 ascending,
+ *   acc = fmaf(b[r / 16][k][r % 16], z[t * z_stride + k], acc), y[t * y_stride + r] += acc
+ * b: f16 [tile rows, rank, 16] */
+typedef void qsf_add_low_rank_fn(const unsigned char *b, size_t rank, size_t n_rows, const float *z,
+                                 size_t z_stride, size_t n_tokens, float *y, size_t y_stride);
+
 /* Decodes row `row_in_tile` of a tile row to f32: out [n_blocks * 64]. Values as in the f32
  * form. */
 typedef void qsf_dequant_row_fn(const unsigned char *tiles, size_t n_blocks, size_t row_in_tile,
@@ -377,6 +384,7 @@ typedef void qsf_weigh_fn(const float *x, size_t n, float max, float factor, flo
  * the best. */
 #define QSF_VECTOR_KERNELS(X)                \
     X(qsf_add_outliers_fn, add_outliers)     \
+    X(qsf_add_low_rank_fn, add_low_rank)     \
     X(qsf_quantise_fn, quantise)             \
     X(qsf_rmsnorm_fn, rmsnorm)               \
     X(qsf_layernorm_fn, layernorm)           \

@@ -365,6 +365,39 @@ static void QSF_NAME(add_outliers)(const unsigned char *entries, size_t n_entrie
                         y + t * y_stride, y_stride);
 }
 
+/* n_tokens: a literal */
+QSF_FORCED_INLINE void add_low_rank_of(size_t n_tokens, const unsigned char *b, size_t rank,
+                                       size_t n_rows, const float *z, size_t z_stride, float *y,
+                                       size_t y_stride)
+{
+    for (size_t row = 0; row < n_rows; row += QSF_LANES, b += 2 * QSF_LANES * rank) {
+        const size_t m = lanes_left(n_rows, row);
+        lanes acc[4];
+        for (size_t t = 0; t < n_tokens; t++)
+            acc[t] = lanes_set(0.0F);
+        for (size_t k = 0; k < rank; k++) {
+            const lanes w = lanes_load_f16(b + 2 * QSF_LANES * k);
+            for (size_t t = 0; t < n_tokens; t++)
+                acc[t] = lanes_fma(w, lanes_set(z[t * z_stride + k]), acc[t]);
+        }
+        for (size_t t = 0; t < n_tokens; t++) {
+            float *const to = y + t * y_stride + row;
+            lanes_store_part(to, lanes_add(lanes_load_part(to, m), acc[t]), m);
+        }
+    }
+}
+
+static void QSF_NAME(add_low_rank)(const unsigned char *b, size_t rank, size_t n_rows,
+                                   const float *z, size_t z_stride, size_t n_tokens, float *y,
+                                   size_t y_stride)
+{
+    size_t t = 0;
+    for (; t + 4 <= n_tokens; t += 4)
+        add_low_rank_of(4, b, rank, n_rows, z + t * z_stride, z_stride, y + t * y_stride, y_stride);
+    for (; t < n_tokens; t++)
+        add_low_rank_of(1, b, rank, n_rows, z + t * z_stride, z_stride, y + t * y_stride, y_stride);
+}
+
 static float QSF_NAME(sum_of_product)(float a, float b, float c)
 {
     return a * b + c;

@@ -85,7 +85,7 @@ const char *qsf_use_name(qsf_use use)
         [QSF_USE_WEIGHTS] = "weights", [QSF_USE_STREAM] = "stream",
         [QSF_USE_EXPERTS] = "experts", [QSF_USE_EMBEDDING] = "embedding",
         [QSF_USE_KV] = "kv",           [QSF_USE_SCRATCH] = "scratch",
-        [QSF_USE_TEXT] = "text",
+        [QSF_USE_TEXT] = "text",       [QSF_USE_ADAPTERS] = "adapters",
     };
     return (unsigned)use < QSF_USE_COUNT ? names[use] : "unknown";
 }

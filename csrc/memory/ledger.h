@@ -12,6 +12,7 @@ typedef enum qsf_use {
     QSF_USE_HANDLE,    /* the model's own record */
     QSF_USE_TABLES,    /* index, tensor table, positions, pool, sessions */
     QSF_USE_WEIGHTS,   /* resident units */
+    QSF_USE_ADAPTERS,  /* of low rank */
     QSF_USE_STREAM,    /* ring, decode buffer and workspace of streamed units */
     QSF_USE_EXPERTS,   /* slots of experts */
     QSF_USE_EMBEDDING, /* a band of embedding rows */

@@ -42,6 +42,7 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
         .w = l->tensors[QSF_LAYER_FFN_DOWN],
         .bias = l->tensors[QSF_LAYER_FFN_DOWN_BIAS],
         .outliers = l->outliers[QSF_LAYER_FFN_DOWN],
+        .low_rank = l->low_rank[QSF_LAYER_FFN_DOWN],
         .post_norm = l->tensors[QSF_LAYER_POST_FFN_NORM],
         .is_kept = o->kind->n_experts != 0,
     };
@@ -54,7 +55,7 @@ static qsf_status run_dense(qsf_ops *o, const qsf_layer *l, const qsf_acts *in)
     parts[1].epilogue_arg = o;
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_FFN_GATE_BIAS], 1, &parts[0].bias));
     QSF_TRY(qsf_block_load(o, l->tensors[QSF_LAYER_FFN_UP_BIAS], 0, &parts[1].bias));
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_FFN_GATE, 2, parts));
+    QSF_TRY(qsf_block_load_side(o, l, QSF_LAYER_FFN_GATE, 2, parts));
     if (l->tensors[QSF_LAYER_FFN_GATE] != NULL) {
         QSF_TRY(qsf_linear_run_pair(o, &parts[0], &parts[1], in));
     } else {

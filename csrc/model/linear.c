@@ -140,7 +140,24 @@ static void add_outliers(range *s, const part *p, size_t begin, size_t end)
     }
 }
 
-/* Runs tile rows [begin, end) of a part: products, those of outliers, bias and epilogue. */
+/* Returns the columns that an adapter of this rank takes in `low`. */
+static size_t low_cols(const qsf_low_rank *r)
+{
+    return qsf_round_up(r->rank, QSF_TILE_ROWS);
+}
+
+/* Adds the adapters of rows [row, row_end) of a matrix, of which `row` begins a tile row. */
+static void add_low_rank(const range *s, const part *p, size_t row, size_t row_end)
+{
+    const qsf_linear *const l = p->linear;
+    const float *z = l->low;
+    for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next)
+        s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row, z,
+                                      s->ops->config->low_cols, p->x->n_tokens, l->y + row,
+                                      l->y_stride);
+}
+
+/* Runs tile rows [begin, end) of a part: products, side products, bias and epilogue. */
 static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, size_t worker_idx)
 {
     const qsf_linear *const l = p->linear;
@@ -157,6 +174,7 @@ static void run_tile_rows(range *s, const part *p, size_t begin, size_t end, siz
         add_outliers(s, p, begin, end);
     const size_t row = begin * QSF_TILE_ROWS;
     const size_t row_end = end > n_whole ? l->w->n_rows : end * QSF_TILE_ROWS;
+    add_low_rank(s, p, row, row_end);
     for (size_t t = 0; l->bias != NULL && t < x->n_tokens; t++)
         s->ops->kernels->add(l->y + t * l->y_stride + row, l->bias + row, row_end - row);
     /* A group may begin in an earlier range, or end in a later one. */
@@ -243,6 +261,54 @@ static qsf_status run_range(qsf_ops *o, range *s, bool is_paired)
                     s->parts[0].linear->w->unit_idx);
 }
 
+/* ---- adapters: A x of each, before the ranges of the matrices ---- */
+
+/* Tokens of an item */
+#define LOW_TOKENS 16
+
+typedef struct low_job {
+    const qsf_ops *ops;
+    const qsf_linear *linears;
+    size_t n_linears;
+    const qsf_acts *x;
+} low_job;
+
+/* low = factor * A x of the tokens of each item, for each adapter of its matrix */
+static void run_low_items(void *arg, size_t begin, size_t end, size_t worker_idx)
+{
+    const low_job *const job = arg;
+    const qsf_kernels *const k = job->ops->kernels;
+    const size_t stride = job->ops->config->low_cols;
+    (void)worker_idx;
+    for (size_t i = begin; i < end; i++) {
+        const qsf_linear *const l = &job->linears[i % job->n_linears];
+        const size_t first = i / job->n_linears * LOW_TOKENS;
+        const size_t n_left = job->x->n_tokens - first;
+        const qsf_acts x = qsf_acts_rows(job->x, first, QSF_MIN(n_left, LOW_TOKENS));
+        float *z = l->low + first * stride;
+        for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
+            (job->ops->exact ? k->matmul_exact : k->matmul)[r->dtype](
+                r->a, low_cols(r) / QSF_TILE_ROWS, &x, z, stride);
+            for (size_t t = 0; t < x.n_tokens; t++)
+                k->scale(z + t * stride, r->factor, r->rank);
+        }
+    }
+}
+
+static void run_low(const qsf_ops *o, const qsf_linear *linears, size_t n_linears,
+                    const qsf_acts *x)
+{
+    bool has_any = false;
+    for (size_t i = 0; i < n_linears; i++)
+        has_any = has_any || linears[i].low_rank != NULL;
+    if (!has_any)
+        return;
+    low_job job = {o, linears, n_linears, x};
+    const size_t work = QSF_MIN(x->n_tokens, LOW_TOKENS) * x->n_blocks * QSF_BLOCK * QSF_TILE_ROWS;
+    qsf_pool_run(o->pool, qsf_ceil_div(x->n_tokens, LOW_TOKENS) * n_linears, qsf_ops_piece(work),
+                 run_low_items, &job);
+}
+
 /* Fills the range from tile row *tile_row of linears[*idx] on, and moves both after it. */
 static void fill_range(range *s, size_t cap_bytes, const qsf_linear *linears, size_t n_linears,
                        const qsf_acts *x, size_t *idx, size_t *tile_row)
@@ -277,6 +343,7 @@ static qsf_status run_linears(qsf_ops *o, const qsf_linear *linears, size_t n_li
     range s = {.ops = o, .head_rows = head_rows};
     size_t idx = 0;
     size_t tile_row = 0;
+    run_low(o, linears, n_linears, x);
     while (idx < n_linears) {
         const qsf_tensor *const w = linears[idx].w;
         const uint64_t off = w->data_off + tile_row * tile_row_bytes(&linears[idx]);
@@ -316,6 +383,7 @@ qsf_status qsf_linear_run_pair(qsf_ops *o, const qsf_linear *first, const qsf_li
         return qsf_linear_run(o, second, 1, x);
     }
     range s = {.ops = o};
+    run_low(o, (const qsf_linear[]){*first, *second}, 2, x);
     add_part(&s, first, x, 0, n_tile_rows);
     add_part(&s, second, x, 0, n_tile_rows);
     assert(s.parts[0].n_items == s.parts[1].n_items);
@@ -368,12 +436,15 @@ qsf_status qsf_block_sub_norm(qsf_ops *o, float *x, uint32_t dim, const qsf_tens
     return QSF_OK;
 }
 
-qsf_status qsf_block_load_outliers(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
-                                   qsf_linear *parts)
+qsf_status qsf_block_load_side(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
+                               qsf_linear *parts)
 {
     size_t n_used = 0;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < n; i++) {
         QSF_TRY(qsf_ops_load_outliers(o, l->outliers[first + i], &n_used, &parts[i].outliers));
+        parts[i].low_rank = l->low_rank[first + i];
+        parts[i].low = o->scratch->low + i * o->scratch->chunk_tokens * o->config->low_cols;
+    }
     return QSF_OK;
 }
 
@@ -395,6 +466,8 @@ qsf_status qsf_block_add_product(qsf_ops *o, const qsf_block_end *end, const qsf
     }
     QSF_TRY(qsf_block_load(o, end->bias, 0, &out.bias));
     QSF_TRY(qsf_ops_load_outliers(o, end->outliers, &n_used, &out.outliers));
+    out.low_rank = end->low_rank;
+    out.low = s->low;
     QSF_TRY(qsf_linear_run(o, &out, 1, in));
     if (!is_normed || end->is_kept)
         return QSF_OK;
@@ -409,6 +482,7 @@ qsf_status qsf_block_end_mixer(qsf_ops *o, const qsf_layer *l, float *x, uint32_
         .w = l->tensors[QSF_LAYER_ATTN_OUT],
         .bias = l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
         .outliers = l->outliers[QSF_LAYER_ATTN_OUT],
+        .low_rank = l->low_rank[QSF_LAYER_ATTN_OUT],
         .post_norm = l->tensors[QSF_LAYER_POST_ATTN_NORM],
     };
     qsf_acts in;

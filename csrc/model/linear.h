@@ -8,14 +8,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+#include "format/adapter.h"
 #include "model/ops.h"
 
 /* Works on rows [begin, end) of a result, which are complete for all tokens of the chunk. Threads
  * may call it at the same time for different rows. */
 typedef void qsf_epilogue_fn(const void *arg, size_t begin, size_t end);
 
-/* y [n_tokens, y_stride] = x @ w^T, plus that of its outliers (+ bias [n_rows] unless NULL);
- * then the epilogue, unless NULL */
+/* y [n_tokens, y_stride] = x @ w^T, plus that of its outliers and adapters (+ bias [n_rows] unless
+ * NULL); then the epilogue, unless NULL */
 typedef struct qsf_linear {
     const qsf_tensor *w; /* [n_rows, n_cols] of the current unit */
     const float *bias;
@@ -25,6 +26,8 @@ typedef struct qsf_linear {
     qsf_epilogue_fn *epilogue;
     const void *epilogue_arg;
     qsf_outliers outliers;
+    const qsf_low_rank *low_rank; /* or NULL */
+    float *low;                   /* [n_tokens, low_cols of the config], of the adapters */
 } qsf_linear;
 
 /* y = x @ w^T, with nothing else */
@@ -40,7 +43,7 @@ qsf_status qsf_linear_run(qsf_ops *o, const qsf_linear *linears, size_t n_linear
                           const qsf_acts *x);
 
 /* Runs a matrix of heads, each of head_rows rows in whole tiles, on input rows of their own: x
- * [heads * n_tokens], grouped by head. It has no outliers. */
+ * [heads * n_tokens], grouped by head. It has no side products. */
 qsf_status qsf_linear_run_heads(qsf_ops *o, const qsf_linear *linear, size_t head_rows,
                                 const qsf_acts *x);
 
@@ -88,13 +91,15 @@ typedef struct qsf_block_end {
     const qsf_tensor *w;
     const qsf_tensor *bias;
     const qsf_tensor *outliers;
+    const qsf_low_rank *low_rank;
     const qsf_tensor *post_norm;
     bool is_kept; /* stays in y, because more will be added to it */
 } qsf_block_end;
 
-/* Loads the outliers of matrices `first` on, which run together as parts [n]. */
-qsf_status qsf_block_load_outliers(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
-                                   qsf_linear *parts);
+/* Loads the outliers and adapters of matrices `first` on, which run together as parts [n], at most
+ * 3. */
+qsf_status qsf_block_load_side(qsf_ops *o, const qsf_layer *l, qsf_layer_tensor first, size_t n,
+                               qsf_linear *parts);
 
 /* x += factor * (w @ in (+ bias)), normalised before it is added if there is a post norm */
 qsf_status qsf_block_add_product(qsf_ops *o, const qsf_block_end *end, const qsf_acts *in);

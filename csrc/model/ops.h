@@ -143,6 +143,8 @@ typedef struct qsf_scratch {
     float *profiles;    /* [n_profiles] */
     float *sinks;       /* [chunk, heads, padded] sinks of each token */
     unsigned char *outliers; /* [config's outliers_bytes] those in use at the same time */
+    float *low; /* [3, chunk, low_cols of the config] what adapters make of the inputs of matrices
+                   that run at the same time */
     qsf_routed_scratch routed;
     /* [wide] rows of matmul input as integers, of the widest input. q_low follows q of the rows in
      * use; with 16-bit activations the description of q_low (qsf_acts_low) follows that of q. */

@@ -156,6 +156,7 @@ void qsf_candidate_add_up(qsf_candidate *d)
     plan->kv_is_rotated = is_rotated(c, d->in->options, &d->how);
     plan->tables_bytes = d->in->fixed_bytes;
     plan->drafter_bytes = d->in->drafter_bytes;
+    plan->adapters_bytes = d->in->adapters_bytes;
     plan->max_sessions = d->in->options->max_sessions;
     plan->kv_contexts =
         n_contexts != 0 ? QSF_MIN(n_contexts, plan->max_sessions) : plan->max_sessions;
@@ -165,9 +166,10 @@ void qsf_candidate_add_up(qsf_candidate *d)
     d->in->measure_sessions(c, plan);
     add_units(d);
     add_experts(d);
-    const uint64_t parts[] = {plan->tables_bytes, plan->kv_bytes,        plan->scratch_bytes,
-                              plan->stream_bytes, plan->embedding_bytes, plan->weights_bytes,
-                              plan->stacks_bytes, plan->experts_bytes,   plan->drafter_bytes};
+    const uint64_t parts[] = {plan->tables_bytes,  plan->kv_bytes,        plan->scratch_bytes,
+                              plan->stream_bytes,  plan->embedding_bytes, plan->weights_bytes,
+                              plan->stacks_bytes,  plan->experts_bytes,   plan->drafter_bytes,
+                              plan->adapters_bytes};
     plan->engine_bytes = 0;
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
         plan->engine_bytes = qsf_add_capped(plan->engine_bytes, parts[i]);

@@ -25,9 +25,10 @@ typedef struct qsf_plan_input {
     uint64_t limit_bytes;       /* limit of the control group if it is the tighter one; 0: none */
     uint64_t fixed_bytes;       /* tables that every plan needs */
     uint64_t drafter_bytes;     /* of a draft model that is held; 0: none */
-    bool has_pool;              /* the threads belong to another model */
-    bool has_table_on_disk;     /* rows of a separate embedding table are read from the file, even
-                                   if there is room for the table */
+    uint64_t adapters_bytes;
+    bool has_pool;          /* the threads belong to another model */
+    bool has_table_on_disk; /* rows of a separate embedding table are read from the file, even
+                               if there is room for the table */
     /* Fills the sizes of sessions, of the scratch and of shared buffers, using their layout
      * functions; UINT64_MAX for a size that does not fit 64 bits. */
     void (*measure_sessions)(const qsf_config *c, qsf_plan *plan);

@@ -253,8 +253,13 @@ def _find(request: Request) -> dict[str, Path]:
     if options.is_for_one(paths):
         return {options.alias or name: path for name, path in paths.items()}
     draft = request.opening.draft
-    given = {"--alias": options.alias, "--prefix": options.prefix}
-    for flag, value in {**given, "--draft FILE": draft not in ("auto", "off")}.items():
+    given = {
+        "--alias": options.alias,
+        "--prefix": options.prefix,
+        "--draft FILE": draft not in ("auto", "off"),
+        "--lora": request.opening.adapters,
+    }
+    for flag, value in given.items():
         if value:
             others = f"{len(paths)} are to be served"
             if options.allow_pull:

@@ -286,6 +286,12 @@ class Options(OptionFields):
         paths = _PATHS[out] = []
         for name in OptionFields.__slots__:
             given = value = getattr(self, name)
+            if name == "adapters" and value:
+                paths += [ffi.new("char[]", path_bytes(path)) for path, _ in value]
+                rows = list(zip(paths[-len(value) :], [scale for _, scale in value], strict=True))
+                given = ffi.new("qsf_adapter_choice[]", rows)
+                paths.append(given)
+                out.n_adapters = len(value)
             if isinstance(value, str | os.PathLike):
                 paths.append(ffi.new("char[]", path_bytes(value)))
                 given = paths[-1]

@@ -53,7 +53,11 @@ RECORDS = {
 }
 # Struct -> the file that has the defaults of its fields; those of the others are 0
 DEFAULTS = {"qsf_arch": "arch.c", "qsf_layer_kind": "kinds.c"}
-NOT_STORED = (("qsf_layer_kind", "is_encoder"), ("qsf_layer_kind", "pinned_tokens"))
+NOT_STORED = (
+    ("qsf_layer_kind", "is_encoder"),
+    ("qsf_layer_kind", "pinned_tokens"),
+    ("qsf_options", "n_adapters"),
+)
 # Fields that only Python knows, behind those of the struct
 MORE_FIELDS = {"qsf_plan": ("is_enough: bool", "text_bytes: int = 0", 'kv_policy: str = "none"')}
 PYTHON_TYPES = {
@@ -66,6 +70,7 @@ PYTHON_TYPES = {
     "uint64_t": "int",
     "uint64_t[]": "tuple[int, ...]",
     "qsf_floats": "tuple[float, ...]",
+    "qsf_adapter_choice *": "tuple[tuple[str, float], ...]",
 }
 
 OPEN = """

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from qsf.errors import QsfFormatError, QsfMemoryError, QsfUnsupportedError
+from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
 from qsf.kv import parse_kv_policy, parse_kv_type, resident_tokens
 from qsf.native import binding
 from qsf.native._qsf import lib
@@ -61,7 +62,25 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         io_method=None if options.io is None else IO_METHODS.index(options.io),
         io_depth=options.io_depth,
         quality=options.quality,
+        adapters=tuple(map(adapter_and_scale, options.adapters)) or None,
     )
+
+
+def adapter_and_scale(text: str) -> tuple[str, float]:
+    """Return the path of an adapter and its scale, 1 if the text has no colon and number.
+
+    Raises QsfArgumentError for a scale that is not finite, or 0.
+    """
+    place, colon, said = text.rpartition(":")
+    if not place or not colon or Path(text).exists():
+        return text, 1.0
+    try:
+        scale = float(said)
+    except ValueError:
+        return text, 1.0  # a colon can be part of a path
+    if not math.isfinite(scale) or scale == 0:
+        raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number, or is 0")
+    return place, scale
 
 
 def temporary_folder() -> str:

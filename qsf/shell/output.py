@@ -49,7 +49,12 @@ def check_space(out: Path, needed_bytes: int) -> None:
 
 
 def write_text(out: Path, text: str, *, overwrite: bool) -> None:
-    """Write a file as UTF-8, complete or not at all.
+    """Write a file as UTF-8, as ``write_bytes``."""
+    write_bytes(out, text.encode("utf-8", "replace"), overwrite=overwrite)
+
+
+def write_bytes(out: Path, data: bytes, *, overwrite: bool) -> None:
+    """Write a file, complete or not at all.
 
     Raises QsfArgumentError when it exists and ``overwrite`` is false, QsfIOError when the system
     refuses.
@@ -58,8 +63,8 @@ def write_text(out: Path, text: str, *, overwrite: bool) -> None:
     try:
         fd, temporary = create_partial(out)
         try:
-            with os.fdopen(fd, "w", encoding="utf-8", errors="replace", newline="\n") as file:
-                file.write(text)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(out)

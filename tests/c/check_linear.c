@@ -161,8 +161,12 @@ static void check_result(result *r)
 
 static qsf_linear describe(const qsf_tensor *w, result **r, bool has_bias)
 {
-    return (qsf_linear){
-        w, has_bias ? (*r)->bias : NULL, (*r)->y, Y_STRIDE, (*r)->group_rows, epilogue, r, {0}};
+    qsf_linear l = qsf_linear_of(w, (*r)->y, Y_STRIDE);
+    l.bias = has_bias ? (*r)->bias : NULL;
+    l.group_rows = (*r)->group_rows;
+    l.epilogue = epilogue;
+    l.epilogue_arg = r;
+    return l;
 }
 
 static result results[N_MATRICES];

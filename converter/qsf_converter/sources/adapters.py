@@ -23,7 +23,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
+from qsf.errors import QsfConversionError, QsfIOError, shown
+from qsf.file.layout import Header
+from qsf.native.opening import adapter_and_scale
 from qsf_converter.sources import metadata
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.checkpoint import (
@@ -63,7 +65,7 @@ _WITHOUT_EFFECT: Final = frozenset(
 )  # fmt: skip
 # Ways to begin the training that leave the model's own weights as they are.
 _INITS: Final = (True, False, "gaussian", "eva", "orthogonal")
-_WITH_PEFT: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and convert the result"
+WITH_PEFT: Final = "merge it with PEFT (merge_and_unload, save_pretrained) and convert the result"
 _MAX_PATTERNS: Final = 1 << 12
 _MAX_PATTERN_CHARS: Final = 500
 _MAX_NAME_CHARS: Final = 250
@@ -146,7 +148,8 @@ def open_adapter(text: str) -> Iterator[Adapter]:
     Raises QsfArgumentError for a scale that is no number, QsfIOError if there is no such path,
     QsfConversionError for an adapter that cannot be merged.
     """
-    path, scale = _parsed(text)
+    place, scale = adapter_and_scale(text)
+    path = Path(place)
     if not path.exists():
         raise QsfIOError(f"{path}: no such adapter; --lora takes ADAPTER or ADAPTER:SCALE")
     opener: type[_Stored] = _Gguf
@@ -158,19 +161,6 @@ def open_adapter(text: str) -> Iterator[Adapter]:
         raise QsfConversionError(f"{path}: a PEFT folder is expected, or a GGUF file")
     with opener(path) as stored:
         yield Adapter(path, scale, stored)
-
-
-def _parsed(text: str) -> tuple[Path, float]:
-    place, colon, said = text.rpartition(":")
-    if not place or not colon or Path(text).exists():
-        return Path(text), 1.0
-    try:
-        scale = float(said)
-    except ValueError:
-        return Path(text), 1.0  # which is no folder: a colon can be part of a path
-    if not math.isfinite(scale) or scale == 0:
-        raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number, or is 0")
-    return Path(place), scale
 
 
 class _Safetensors(SafetensorsCheckpoint):
@@ -219,14 +209,14 @@ def _check_config(path: Path, config: Mapping[str, Any]) -> None:
         refuse(
             "init_lora_weights",
             "it may have changed the model's own weights; save the adapter with "
-            f"path_initial_model_for_weight_conversion, or {_WITH_PEFT}",
+            f"path_initial_model_for_weight_conversion, or {WITH_PEFT}",
         )
     for key in ("use_rslora", "use_dora"):
         if not isinstance(config.get(key, False), bool | None):
             refuse(key, "true or false is expected")
     for key, value in config.items():
         if key not in _READ | _WITHOUT_EFFECT and value and (key, value) != ("bias", "none"):
-            refuse(key, _WITH_PEFT)
+            refuse(key, WITH_PEFT)
 
 
 def _number(path: Path, key: str, value: Any, *, is_rank: bool) -> float:
@@ -263,7 +253,7 @@ def _pattern(path: Path, key: str, text: str) -> re.Pattern[str]:
     bare = re.sub(r"\\.|\(\?:", "", text)
     is_nested = re.search(r"\)[*+{]", bare) is not None
     if is_nested or len(text) > _MAX_PATTERN_CHARS or len(re.findall("[*+?{]", bare)) > 2:
-        raise QsfConversionError(f"{path}: {key}: {shown(text)} is too complex: {_WITH_PEFT}")
+        raise QsfConversionError(f"{path}: {key}: {shown(text)} is too complex: {WITH_PEFT}")
     try:
         return re.compile(rf"(.*\.)?({text})$")
     except (re.error, OverflowError, RecursionError) as error:
@@ -280,7 +270,7 @@ def _changes(
         match = _KEY.fullmatch(name) if len(name) <= _MAX_NAME_CHARS else None
         if match is None or (match["part"] == "lora_magnitude_vector" and not has_magnitude):
             raise QsfConversionError(
-                f"{path}: tensor {shown(name)} is none of a LoRA on a matrix: {_WITH_PEFT}"
+                f"{path}: tensor {shown(name)} is none of a LoRA on a matrix: {WITH_PEFT}"
             )
         parts.setdefault(match["module"], {})[match["part"]] = name
     if not parts:
@@ -318,7 +308,7 @@ def _changes_of_gguf(
         value = fields.get(key)
         if key not in known or value != wanted.get(key, value):
             raise QsfConversionError(
-                f"{path}: {key} = {shown(value)} is not supported: {_WITH_PEFT}"
+                f"{path}: {key} = {shown(value)} is not supported: {WITH_PEFT}"
             )
     alpha = _number(path, "adapter.lora.alpha", fields.get("adapter.lora.alpha", 0), is_rank=False)
     names = {name.removesuffix(".lora_a").removesuffix(".lora_b") for name in tensors}
@@ -344,24 +334,13 @@ def merged(
     Raises QsfConversionError for a matrix that the model lacks, or that has another shape.
     """
     changed: dict[str, list[_Part]] = {}
+    shapes = {name: tensor.shape for name, tensor in stored.tensors.items()}
     for adapter in adapters:
-        found = _Names(adapter, stored, family, facts)
-        for module, change in adapter.changes.items():
-            name, (n_out, n_in) = found.matrix(module)
-            rank = adapter.shape(change.a)[0]
-            wanted: dict[str, tuple[int, ...]] = {change.a: (rank, n_in), change.b: (n_out, rank)}
-            wanted |= {} if change.magnitude is None else {change.magnitude: (n_out,)}
-            for part, shape in wanted.items():
-                if adapter.shape(part) != shape:
-                    raise QsfConversionError(
-                        f"{adapter.path}: {part} has shape {list(adapter.shape(part))}, for "
-                        f"{name} [{n_out}, {n_in}] it must be {list(shape)}: is it an adapter of "
-                        "another model?"
-                    )
-            n_heads = found.n_heads(name)
-            factors = functools.partial(adapter.factors, module, n_heads)
-            merge = _Part(factors, found.is_transposed(name))
-            changed.setdefault(name, []).append(merge)
+        names = Names(adapter, shapes, family, facts.header, tied_head=facts.arch.tied_head)
+        for placed in names.placed():
+            factors = functools.partial(adapter.factors, placed.module, placed.n_heads)
+            merge = _Part(factors, names.is_transposed(placed.name))
+            changed.setdefault(placed.name, []).append(merge)
     return DerivedCheckpoint(
         stored,
         [
@@ -377,17 +356,37 @@ def merged(
     )
 
 
-class _Names:
-    """Finds the matrices of a model by the names that an adapter has for them."""
+class Placed(NamedTuple):
+    """A matrix that an adapter changes: the checkpoint's name of it; B has rows of ``n_heads``
+    heads that are interleaved, 0: none.
+    """
 
-    def __init__(self, adapter: Adapter, stored: Checkpoint, family: Family, facts: Facts) -> None:
-        self._adapter, self._stored = adapter, stored
+    module: str
+    name: str
+    n_heads: int
+
+
+class Names:
+    """Finds the matrices of a model, by name and shape, by the names that an adapter has for
+    them.
+    """
+
+    def __init__(
+        self,
+        adapter: Adapter,
+        shapes: Mapping[str, tuple[int, ...]],
+        family: Family,
+        header: Header,
+        *,
+        tied_head: bool,
+    ) -> None:
+        self._adapter, self._shapes = adapter, shapes
         self._prefixes = sorted({*family.prefixes, "model."}, key=len, reverse=True)
-        self._names = {self._bare(name): name for name in stored.tensors}
+        self._names = {self.bare(name): name for name in shapes}
         original = FAMILIES[family.name]
         self._file, in_gguf, heads = None, family, {}
         if adapter.head is not None:
-            fields, header = adapter.head.metadata, facts.header
+            fields = adapter.head.metadata
             try:
                 self._file = names_in_gguf(fields, family.name)
             except QsfConversionError as error:
@@ -399,7 +398,7 @@ class _Names:
         self._heads: Mapping[str, int] = heads
         self._transposed = _patterns(family, lambda rule: rule.transposed)
         refused = _patterns(original, lambda rule: rule.target in (T.EMBEDDING, T.OWN_TABLE))
-        if facts.arch.tied_head:
+        if tied_head:
             refused += _patterns(original, lambda rule: rule.target == T.HEAD)
         self._refused = {"the embedding, or a head that is the embedding": refused}
         if self._file is not None:
@@ -409,35 +408,53 @@ class _Names:
             what = "a matrix whose rows GGUF files may hold in another order than the original"
             self._refused[what] = _reordered(original, in_gguf)
 
-    def _bare(self, name: str) -> str:
+    def placed(self) -> Iterator[Placed]:
+        """Yield the matrices that the adapter changes; refuse those that it does not fit."""
+        adapter = self._adapter
+        for module, change in adapter.changes.items():
+            name, (n_out, n_in) = self._matrix(module)
+            rank = adapter.shape(change.a)[0]
+            wanted: dict[str, tuple[int, ...]] = {change.a: (rank, n_in), change.b: (n_out, rank)}
+            wanted |= {} if change.magnitude is None else {change.magnitude: (n_out,)}
+            for part, shape in wanted.items():
+                if adapter.shape(part) != shape:
+                    raise QsfConversionError(
+                        f"{adapter.path}: {part} has shape {list(adapter.shape(part))}, for "
+                        f"{name} [{n_out}, {n_in}] it must be {list(shape)}: is it an adapter of "
+                        "another model?"
+                    )
+            yield Placed(module, name, self._n_heads(name))
+
+    def bare(self, name: str) -> str:
+        """Return a name without the family's prefix."""
         prefix = next((start for start in self._prefixes if name.startswith(start)), "")
         return name.removeprefix(prefix)
 
-    def matrix(self, module: str) -> tuple[str, tuple[int, ...]]:
+    def _matrix(self, module: str) -> tuple[str, tuple[int, ...]]:
         """Return the name of a module's matrix, and its shape as [out, in]."""
         wanted = f"{module}.weight" if self._file is None else self._file.name_there(module)
-        bare = self._bare(wanted)
+        bare = self.bare(wanted)
         for what, patterns in self._refused.items():
             if any(pattern.fullmatch(bare) for pattern in patterns):
                 raise QsfConversionError(
                     f"{self._adapter.path}: it changes {shown(module)}, {what}, which is not "
-                    f"supported: {_WITH_PEFT}"
+                    f"supported: {WITH_PEFT}"
                 )
-        name = wanted if wanted in self._stored.tensors else self._names.get(bare)
-        shape = () if name is None else self._stored.tensors[name].shape
+        name = wanted if wanted in self._shapes else self._names.get(bare)
+        shape = () if name is None else self._shapes[name]
         if name is None or len(shape) != 2:
             raise QsfConversionError(
                 f"{self._adapter.path}: it changes {shown(module)}, and the model "
                 f"{'has no such tensor' if name is None else 'stores that as no matrix'}: is it an "
-                f"adapter of another model? If not, {_WITH_PEFT}"
+                f"adapter of another model? If not, {WITH_PEFT}"
             )
         return name, shape[::-1] if self.is_transposed(name) else shape
 
     def is_transposed(self, name: str) -> bool:
         """Return whether a matrix is stored as [in, out] (GPT-2's Conv1D)."""
-        return any(pattern.fullmatch(self._bare(name)) for pattern in self._transposed)
+        return any(pattern.fullmatch(self.bare(name)) for pattern in self._transposed)
 
-    def n_heads(self, name: str) -> int:
+    def _n_heads(self, name: str) -> int:
         """Return how many heads of interleaved rows the adapter's B has; 0: none."""
         return next((n for part, n in self._heads.items() if part in name), 0)
 
@@ -445,7 +462,7 @@ class _Names:
 def _patterns(family: Family, is_wanted: Callable[[TensorRule], object]) -> list[re.Pattern[str]]:
     """Return expressions for the names of the tensors that some rules of the family read."""
     rules = (*family.rules, *(rule for layout in family.layouts for rule in layout))
-    return [_name_pattern(rule.source) for rule in rules if is_wanted(rule)]
+    return [name_pattern(rule.source) for rule in rules if is_wanted(rule)]
 
 
 def _reordered(original: Family, in_gguf: Family) -> list[re.Pattern[str]]:
@@ -458,7 +475,8 @@ def _reordered(original: Family, in_gguf: Family) -> list[re.Pattern[str]]:
     return _patterns(original, lambda rule: rule.groups not in groups)
 
 
-def _name_pattern(source: str) -> re.Pattern[str]:
+def name_pattern(source: str) -> re.Pattern[str]:
+    """Return an expression for the names that a rule's source stands for."""
     return re.compile(re.sub(r"\\{\w+\\}", r"\\w+", re.escape(source)))
 
 

@@ -91,7 +91,7 @@ static qsf_status project_heads(qsf_ops *o, const qsf_layer *layer, qsf_mix_job 
         QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS + i], i, &qkv[i].bias));
     }
     QSF_TRY(qsf_attention_load(o, layer, job));
-    QSF_TRY(qsf_block_load_outliers(o, layer, QSF_LAYER_Q, 3, qkv));
+    QSF_TRY(qsf_block_load_side(o, layer, QSF_LAYER_Q, 3, qkv));
     for (size_t i = 0; i < kind->value_norm * head_dim; i++)
         s->ones[i] = 1.0F;
     if (kind->output_gate != 0 && !o->stores_only)

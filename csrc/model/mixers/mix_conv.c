@@ -127,7 +127,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, size_t stride)
     qsf_ops_lap(o, QSF_PHASE_NORM);
     for (uint32_t i = 0; i < 3; i++)
         QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS + i], i, &parts[i].bias));
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 3, parts));
+    QSF_TRY(qsf_block_load_side(o, l, QSF_LAYER_Q, 3, parts));
     QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], &in));
     qsf_ops_lap(o, QSF_PHASE_QKV);
     return QSF_OK;

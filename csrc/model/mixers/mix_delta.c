@@ -89,7 +89,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_heads_job *job)
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_DECAY_RATE], 1, &job->decay_rate));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_DECAY_BIAS], 2, &job->decay_bias));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_MIX_NORM], 3, &job->norm));
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 3, parts));
+    QSF_TRY(qsf_block_load_side(o, l, QSF_LAYER_Q, 3, parts));
     QSF_TRY(qsf_linear_run(o, parts, sizeof parts / sizeof parts[0], &in));
     if (has_rank)
         QSF_TRY(raise_ranks(o, l, ups[0], ups[1]));

@@ -127,7 +127,7 @@ static qsf_status project(qsf_ops *o, const qsf_layer *l, qsf_mix_job *job)
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_Q_BIAS], 0, &qk[0].bias));
     QSF_TRY(qsf_block_load(o, t[QSF_LAYER_K_BIAS], 1, &qk[1].bias));
     QSF_TRY(qsf_attention_load(o, l, job));
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 2, qk));
+    QSF_TRY(qsf_block_load_side(o, l, QSF_LAYER_Q, 2, qk));
     QSF_TRY(qsf_linear_run(o, qk, n_linears, &in));
     qsf_pool_run(o->pool, o->n_tokens, qsf_ops_piece(8 * (size_t)kind->head_dim), finish_latents,
                  job);

@@ -473,7 +473,7 @@ static qsf_status project_all(qsf_ops *o, const qsf_layer *l, relative_job *job)
     qkv[0].group_rows = kind->head_dim;
     rest[1].epilogue = relative_epilogue;
     rest[1].group_rows = kind->relative_dim;
-    QSF_TRY(qsf_block_load_outliers(o, l, QSF_LAYER_Q, 3, qkv));
+    QSF_TRY(qsf_block_load_side(o, l, QSF_LAYER_Q, 3, qkv));
     for (size_t i = 0; i < 3; i++)
         QSF_TRY(project(o, &qkv[i], 1, job->inputs[i]));
     for (size_t i = 0; kind->has_own_inputs != 0 && i < 2; i++) {
@@ -518,6 +518,7 @@ qsf_status qsf_mix_relative(qsf_ops *o, const qsf_layer *l, const qsf_chunk *chu
     const qsf_block_end end = {.w = l->tensors[QSF_LAYER_ATTN_OUT],
                                .bias = l->tensors[QSF_LAYER_ATTN_OUT_BIAS],
                                .outliers = l->outliers[QSF_LAYER_ATTN_OUT],
+                               .low_rank = l->low_rank[QSF_LAYER_ATTN_OUT],
                                .is_kept = true};
     qsf_acts in;
     QSF_TRY(qsf_block_sub_norm(o, attended, qsf_q_dim(o->kind), NULL, &in));

@@ -169,6 +169,7 @@ def plan_lines(plan: MemoryPlan) -> list[str]:
         "recurrent states and their snapshots": plan.state_bytes,
         f"activations, chunks of {plan.chunk_tokens}{drafts}": plan.scratch_bytes,
         "draft model": plan.drafter_bytes,
+        "adapters": plan.adapters_bytes,
         "tables": plan.tables_bytes,
         f"stacks, {plan.n_threads} threads{readers}": plan.stacks_bytes,
     }

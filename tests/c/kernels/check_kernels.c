@@ -25,7 +25,7 @@ static const group groups[] = {
     {"matmul", check_matmul},     {"matmul_exact", check_matmul_exact}, {"attend", check_attend},
     {"hadamard", check_hadamard}, {"dequant_row", check_dequant_row},   {"exp", check_exp},
     {"outliers", check_outliers}, {"quantise", check_quantise},         {"recur", check_recur},
-    {"vecops", check_vecops},
+    {"vecops", check_vecops},     {"low_rank", check_low_rank},
 };
 
 uint64_t random_seed = 20260;

@@ -31,6 +31,7 @@ int check_dequant_row(void);
 int check_exp(void);
 int check_matmul(void);
 int check_matmul_exact(void);
+int check_low_rank(void);
 int check_outliers(void);
 int check_quantise(void);
 int check_recur(void);

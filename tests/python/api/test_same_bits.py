@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
+from make.adapter_files import write_adapter
 from make.draft_models import open_streamed
 from make.fine_files import convert_fine
 from make.kind_models import (
@@ -33,6 +34,7 @@ from make.kind_models import (
 from make.lent_models import write_pair
 from make.outlier_files import add_outliers, random_entries
 from make.recurrent_models import write_recurrent
+from make.stored import Reader
 from make.streamed_models import make_streamed_gpt2
 from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError, QsfCancelledError
@@ -40,8 +42,9 @@ from qsf.file.layout import Arch, Dtype, Norm
 from qsf.native import binding
 from qsf.native.binding import copy_tokens
 from qsf.passes import PassItem, Wants, run_pass
+from qsf.report.record import read_meta
 from qsf.session import copy_held
-from qsf_converter import convert
+from qsf_converter import convert, convert_adapter
 
 TOKENS = array("I", np.random.default_rng(8).integers(0, VOCAB, 150).tolist())
 LONG = array("I", np.random.default_rng(9).integers(0, VOCAB, 330).tolist())
@@ -76,6 +79,22 @@ MAKERS: dict[str, Callable[[Path, Path], Any]] = {
 KINDS = list(MAKERS)
 
 
+def with_adapter(folder: Path, path: Path) -> None:
+    """The model of `llama`, and beside it an adapter of all of its matrices, of several ranks."""
+    llama(folder, path)
+    rng, tensors = np.random.default_rng(4), {}
+    with Reader(path) as reader:
+        sources = {t["source"]: t for t in (read_meta(reader) or {})["quality"]["tensors"]}
+    for i, (name, t) in enumerate(sources.items()):
+        if "_proj" in name:
+            at, rank = "base_model.model." + name.removesuffix(".weight"), 1 + 9 * i % 40
+            tensors[f"{at}.lora_A.weight"] = rng.normal(0, 0.1, (rank, t["n_cols"])).astype("f4")
+            tensors[f"{at}.lora_B.weight"] = rng.normal(0, 0.1, (t["n_rows"], rank)).astype("f4")
+    ranks = {n[17:-14]: len(v) for n, v in tensors.items() if "lora_A" in n}
+    adapter = write_adapter(folder / "lora", tensors, rank_pattern=ranks)
+    convert_adapter(str(adapter), path, path.with_suffix(".adapter"))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("same")
@@ -88,12 +107,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             MAKERS[name](folder, path)
         return path
 
+    MAKERS["lora"] = with_adapter
     MAKERS["lent"] = lambda folder, path: write_pair(folder, path.stem)
     MAKERS["streamed"] = lambda folder, path: make_streamed_gpt2(folder).rename(path)
     return make
 
 
 def opened(path: Path, **options: Any) -> binding.NativeModel:
+    if path.with_suffix(".adapter").exists():
+        options["adapters"] = ((str(path.with_suffix(".adapter")), 0.5),) * 2
     try:
         return binding.NativeModel(path, binding.Options(**{"budget_bytes": 0, **options}))
     except QsfArgumentError as error:
@@ -115,7 +137,7 @@ def all_logits(path: Path, tokens: array[int] = TOKENS, **options: Any) -> Logit
 
 
 @pytest.mark.parametrize("is_exact", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, "lora"])
 def test_threads_pieces_and_memory(
     made: Callable[[str], Path], kind: str, is_exact: bool, tmp_path: Path
 ) -> None:
@@ -188,6 +210,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"{bits}-bit-kv": ("llama", {"kv_k_type": bits, "kv_v_type": 16 // bits})
        for bits in (2, 4, 8)},
     "exact": ("llama", {"exact": True, "n_threads": 3}),
+    "lora": ("lora", {"chunk_tokens": 24, "n_threads": 2}),
     "small-chunk": ("mixed", {"chunk_tokens": 9, "logits_rows": 9}),
     "scarce-kv": ("llama", {"kv_contexts": 2, "ctx_tokens": 64}),
     "window": ("mixed", {"kv_window_tokens": 40, "kv_pinned_tokens": 33, "chunk_tokens": 16}),

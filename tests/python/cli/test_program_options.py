@@ -19,7 +19,7 @@ def test_its_options_are_those_of_qsf_run() -> None:
     rows = {row[0]: row[1:] for row in ROW.findall(SOURCE.read_text("ascii"))}
     names = {"plan"} | {o.flag[2:] for o in described(RunOptions)}
     for option in (*described(ModelOptions, "run"), *described(GenerationOptions, "run")):
-        is_lacking = option.name in ("kv_policy", "template_args")
+        is_lacking = option.name in ("kv_policy", "template_args", "lora")
         longer = [option.flag, *(name for name in option.also if name.startswith("--"))]
         short = "".join(name[1:] for name in option.also if name not in longer)
         for name in () if is_lacking else longer:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import re
 import tempfile
@@ -17,12 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 import qsf
 from make import gguf_files, mutants, tiny_checkpoints, torch_files
 from make import golden_adapters as made
+from make.adapter_files import CONFIG, WEIGHTS, Q, Tensors, pair
+from make.adapter_files import write_adapter as write
 from make.commands import Run
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError
@@ -34,26 +34,7 @@ from qsf_converter.request import Request
 from qsf_converter.sources.checkpoint import KEPT
 from qsf_converter.sources.source import open_source
 
-CONFIG, WEIGHTS = made.FILES
-Q = "base_model.model.model.layers.0.self_attn.q_proj"
 IDS = {"tokenizer.ggml.bos_token_id": 0, "tokenizer.ggml.eos_token_id": 1}
-Tensors = dict[str, NDArray[Any]]
-
-
-def write(folder: Path, tensors: Tensors, **fields: Any) -> Path:
-    """Write an adapter as PEFT does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "bias": "none", **fields}
-    (folder / CONFIG).write_text(json.dumps(config), "utf-8")
-    save_file(tensors, folder / WEIGHTS)
-    return folder
-
-
-def pair(module: str = Q, n_out: int = 96, n_in: int = 80, rank: int = 2) -> Tensors:
-    """A and B of one module; by default Q of `tiny_checkpoints.make_llama`."""
-    rng = np.random.default_rng(rank)
-    a, b = rng.standard_normal((rank, n_in)), rng.standard_normal((n_out, rank))
-    return {f"{module}.lora_A.weight": a.astype("f4"), f"{module}.lora_B.weight": b.astype("f4")}
 
 
 def merged(base: Path, *adapters: str | Path) -> Tensors:
