@@ -87,6 +87,11 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
+    if request.ray is not None:
+        from qsf.cli.run.many import answer_over_ray
+
+        with command.open_lines(request.prompts) as lines:
+            return answer_over_ray(request, lines)
     # --prompts before the model, whose opening takes longer; only once: it may be a pipe
     with command.open_lines(request.prompts) as lines, _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):

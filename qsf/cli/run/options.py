@@ -197,6 +197,19 @@ class RunOptions(CheckedOptions):
         "out, so that the same command goes on after an interruption",
         "run",
     )
+    ray: str | None = _given(
+        Text("ADDRESS", may_be_empty=False),
+        "with --prompts: answer on all machines of a Ray cluster, each in a budget of its own: "
+        "HOST:PORT of its head, auto for the one that runs here, or local to start one on this "
+        "machine; needs qsf[ray] on each (docs/machines.md)",
+        "run",
+    )
+    workers: int | None = _given(
+        Whole(1, 4096),
+        "with --ray: models that answer at the same time",
+        "run",
+        default_help="one for each machine",
+    )
     json_schema: str | None = _form(Text("FILE"), "a JSON schema")
     grammar: str | None = _form(Text("FILE"), "a grammar in llama.cpp's notation (GBNF), or Lark")
     regex: str | None = _form(Text("TEXT"), "a regular expression")
@@ -384,6 +397,12 @@ def _check_many(options: argparse.Namespace) -> None:
         raise UsageError("--parallel is for --prompts and --plan")
     if options.answers is not None and options.prompts is None:
         raise UsageError("--answers is for --prompts")
+    if options.ray is not None and options.prompts is None:
+        raise UsageError("--ray is for --prompts")
+    if options.workers is not None and options.ray is None:
+        raise UsageError("--workers is for --ray")
+    if options.ray is not None and (forms := _forms(options)):
+        raise UsageError(f"--{forms[0][0]} is for one machine: leave --ray out")
     if options.prompts is None:
         return
     for name in (
