@@ -98,6 +98,13 @@ typedef struct qsf_options {
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
      * important its layers are, or has four layers or fewer. */
     double quality;
+    /* A stage of a model that lies on several machines: only the n_layers layers from first_layer
+     * on (0: all that follow). If first_layer is not 0, the rows of the layers before come from
+     * qsf_model_set_source(). A stage without the last layer has no head: its passes give the
+     * residual (qsf_pass_item.residual), never logits. QSF_ERR_ARG: the model cannot be cut there
+     */
+    uint32_t first_layer;
+    uint32_t n_layers;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);
