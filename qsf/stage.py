@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.model import Model
 from qsf.native.binding import RowsWanted
-from qsf.options import ModelOptions, taking
+from qsf.options import ModelOptions, call_with, taking
 from qsf.passes import PassItem
 
 if TYPE_CHECKING:
@@ -46,6 +46,13 @@ class Stage:
         self._free = [self.model.session]
         self._free += [self.model.create_session() for _ in range(1, options.sessions)]
         self._of: dict[int, Session] = {}  # by sequence, the least recently used first
+
+    @classmethod
+    def opened(cls, path: str | os.PathLike[str], options: ModelOptions) -> Stage:
+        """Open the layers with options that are already checked."""
+        stage = cls.__new__(cls)
+        call_with(stage.__init__, path, options)  # type: ignore[misc]
+        return stage
 
     def close(self) -> None:
         """Free the memory."""

@@ -405,6 +405,11 @@ class RowsWanted(NamedTuple):
     tokens: array[int]
     n_new: int
 
+    @classmethod
+    def of(cls, sequence: int, tokens: bytes, n_new: int) -> RowsWanted:
+        """Return a request whose tokens came as bytes, 32 bits each."""
+        return cls(sequence, array("I", tokens), n_new)
+
 
 class RowsSource(Protocol):
     """Where a stage that is not the first gets its rows."""

@@ -1,4 +1,4 @@
-"""Several machines by Ray (``pip install 'qsf[ray]'``): answers to the prompts of a dataset.
+"""Several machines by Ray (``pip install 'qsf[ray]'``): many prompts, or one model over them.
 
 Only this package imports Ray, and only when it is used.
 """
@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from qsf.ray.batch import map
 from qsf.ray.cluster import connect
+from qsf.ray.stages import open
 
-__all__ = ["connect", "map"]
+__all__ = ["connect", "map", "open"]

@@ -129,6 +129,12 @@ def header_of(path: str | os.PathLike[str]) -> bytes:
         return file.read(HEADER_BYTES)
 
 
+def check_header(path: str, header: bytes) -> None:
+    """Raise QsfFormatError unless the file at ``path`` has this header; empty: any file may."""
+    if header and header_of(path) not in (b"", header):
+        raise QsfFormatError(f"{path} is another file on {socket.gethostname()} than at the start")
+
+
 class Answerer:
     """A worker: a model in a budget of its own, which answers blocks of prompts."""
 
@@ -139,10 +145,7 @@ class Answerer:
 
         Raises QsfFormatError if its file is not the one with this header; empty: any file is.
         """
-        if header and header_of(name) not in (b"", header):
-            raise QsfFormatError(
-                f"{name} is another file on {socket.gethostname()} than where Ray was asked"
-            )
+        check_header(name, header)
         self._model = call_with(Model.from_pretrained, name, opening)
         self._generation = generation
 
