@@ -114,7 +114,7 @@ def open_stages(
         with Model.opened(model, how) as opened:
             mine = state_key(opened._opened.native)[_SAME]
             for actor, part in zip(actors, parts, strict=False):
-                if wait(actor.key.remote(), part.name, _OPENING_SECONDS) != mine:
+                if wait(actor.key.remote, part.name, _OPENING_SECONDS) != mine:
                     raise QsfArgumentError(
                         f"{part.name}: another version of QSF, or another C library, whose cosines "
                         "differ: the bits would"
@@ -123,6 +123,16 @@ def open_stages(
     finally:
         for actor in actors:
             ray.kill(actor)
+
+
+def plan_stages(
+    model: str | os.PathLike[str], options: ModelOptions, machines: int, address: str
+) -> tuple[list[str], ModelOptions]:
+    """Return the parts for people, and the options of this machine's part."""
+    connect(address)
+    parts = place(model, options, machines)
+    mine = replace(options, layers=(parts[-1].first, parts[-1].end))
+    return [part.name for part in parts], mine
 
 
 def place(model: str | os.PathLike[str], options: ModelOptions, machines: int) -> list[Part]:
@@ -198,7 +208,7 @@ def _room(node: dict[str, Any], options: ModelOptions) -> int:
     strategy = strategies.NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
     measured = import_ray().remote(num_cpus=0)(_free_bytes).options(scheduling_strategy=strategy)
     address = node["NodeManagerAddress"]
-    return max(0, int(wait(measured.remote(), address, _OPENING_SECONDS)) - _RAY_BYTES)
+    return max(0, int(wait(measured.remote, address, _OPENING_SECONDS)) - _RAY_BYTES)
 
 
 def _free_bytes() -> int:
@@ -236,13 +246,18 @@ class Rows:
     def __call__(self, wanted: list[RowsWanted], is_cancelled: Callable[[], bool]) -> Any:
         """Return the rows; see ``wait`` for what it raises."""
         request = [(sequence, tokens.tobytes(), n_new) for sequence, tokens, n_new in wanted]
-        return wait(self._actor.rows.remote(request), self._name, self._timeout, is_cancelled)
+        return wait(
+            lambda: self._actor.rows.remote(request), self._name, self._timeout, is_cancelled
+        )
 
 
 def wait(
-    ref: Any, name: str, timeout: float, is_cancelled: Callable[[], bool] | None = None
+    call: Callable[[], Any],
+    name: str,
+    timeout: float,
+    is_cancelled: Callable[[], bool] | None = None,
 ) -> Any:
-    """Return the result of a call.
+    """Return the result of ``call()``, which is made again while the part's process is not there.
 
     Raises:
         QsfIOError: the part of this name is lost, or silent for ``timeout`` seconds.
@@ -251,16 +266,24 @@ def wait(
     """
     ray, exceptions = import_ray(), import_ray("ray.exceptions")
     deadline = time.monotonic() + timeout
-    while not ray.wait([ref], timeout=_SLICE_SECONDS)[0]:
+    ref = call()
+    while True:
         if is_cancelled is not None and is_cancelled():
             raise QsfCancelledError(f"cancelled while waiting for {name}")
         if time.monotonic() > deadline:
             raise QsfIOError(f"{name}: no answer for {timeout:g} s (--stage-timeout)")
-    try:
-        return ray.get(ref)
-    except exceptions.RayTaskError as error:
-        cause = error.cause
-        raise cause if isinstance(cause, QsfError) else QsfIOError(f"{name}: {cause}") from error
-    except exceptions.RayError as error:
-        reason = str(error).strip().splitlines()[-1].removeprefix("qsf.errors.")
-        raise QsfIOError(f"{name} is lost: {reason:.400}") from error
+        if not ray.wait([ref], timeout=_SLICE_SECONDS)[0]:
+            continue
+        try:
+            return ray.get(ref)
+        except exceptions.ActorUnavailableError:  # it is being started, perhaps elsewhere
+            time.sleep(_SLICE_SECONDS)
+            ref = call()
+        except exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (
+                cause if isinstance(cause, QsfError) else QsfIOError(f"{name}: {cause}")
+            ) from error
+        except exceptions.RayError as error:
+            reason = str(error).strip().splitlines()[-1].removeprefix("qsf.errors.")
+            raise QsfIOError(f"{name} is lost: {reason:.400}") from error

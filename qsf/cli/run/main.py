@@ -293,20 +293,17 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
 def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
-    opening, parts = request.opening, []
+    opening, parts = request.opening, list[str]()
     with Watcher(command.leave_at_once):
         # The constraint's memory counts as "process before opening"
         read_constraint(request.path, request.form)
         if request.machines is not None and request.ray is not None:
-            from qsf.ray.cluster import connect
-            from qsf.ray.stages import place
+            from qsf.ray.stages import plan_stages
 
-            connect(request.ray)
-            parts = place(request.path, opening, request.machines)
-            opening = replace(opening, layers=(parts[-1].first, parts[-1].end))
+            parts, opening = plan_stages(request.path, opening, request.machines, request.ray)
         plan = call_with(Model.plan, request.path, opening)
     print(
-        *(part.name for part in parts),
+        *parts,
         *report.plan_lines(plan),
         *_cost_lines(request),
         sep="\n",

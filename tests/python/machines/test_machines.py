@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +80,7 @@ def actors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def pid_of(actor: Any) -> int:
-    return int(stages.wait(actor.pid.remote(), "a stage", 30))
+    return int(stages.wait(actor.pid.remote, "a stage", 30))
 
 
 @needs_ray
@@ -117,12 +122,48 @@ def test_a_silent_stage_is_named_and_a_cancel_is_heard(
         try:
             with pytest.raises(QsfIOError, match=r"layers 0 to \d on .*: no answer for 2.5 s"):
                 list(model.generate(PROMPT, **HOW))
-            ref, started = actors[0].rows.remote([]), time.monotonic()
+            started = time.monotonic()
             with pytest.raises(QsfCancelledError):
-                stages.wait(ref, "it", 60, lambda: time.monotonic() > started + 0.2)
+                stages.wait(
+                    actors[0].pid.remote, "it", 60, lambda: time.monotonic() > started + 0.2
+                )
         finally:
             os.kill(pid, signal.SIGCONT)
         assert "".join(model.generate(PROMPT, **HOW)) == want
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_server_over_machines(tiny_chat_8bit: Path, address: str) -> None:
+    words = ["serve", str(tiny_chat_8bit), "--ray", address, "--machines", "2", "--port", "0"]
+    words += ["--ram-budget", "400"]
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    messages = [{"role": "user", "content": "Hi"}]
+    with qsf.Model(tiny_chat_8bit, ram_budget=None) as whole:
+        want = "".join(whole.chat(messages, **how))
+    with subprocess.Popen(
+        [sys.executable, "-m", "qsf", *words], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            said = ""
+            while "http://" not in said:
+                line = server.stderr.readline()
+                assert line, said
+                said += line
+            assert said.startswith("layers 0 to 2 on ")
+            found = re.search(r"http://\S+", said)
+            assert found is not None
+            ask = urllib.request.Request(
+                f"{found[0]}/v1/chat/completions",
+                json.dumps({"messages": messages, **how}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(ask, timeout=60) as response:
+                answer = json.load(response)
+        finally:
+            server.terminate()
+    assert answer["choices"][0]["message"]["content"] == want
 
 
 @needs_ray
