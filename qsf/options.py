@@ -289,6 +289,17 @@ class Keywords(Kind):
         return dict(keywords)
 
 
+class Layers(Kind):
+    """The first layer of a stage, and the one after its last."""
+
+    rule = "two whole numbers, the first layer and the one after the last"
+
+    def is_valid(self, value: Any) -> bool:
+        """Return whether the value is such a pair."""
+        is_pair = isinstance(value, tuple) and len(value) == 2
+        return is_pair and all(map(Whole(0).is_valid, value)) and value[0] < value[1]
+
+
 class Call(Kind):
     """Something that can be called."""
 
@@ -485,6 +496,18 @@ class ModelOptions(CheckedOptions):
         8,
         Whole(8, 1 << 20),
         "MB of the budget that are left to what Python and the program around it allocate",
+        commands=(),
+    )
+    layers: tuple[int, int] | None = option_field(
+        None,
+        Layers(),
+        "only the layers from the first number to before the second: a stage (docs/machines.md)",
+        commands=(),
+    )
+    rows: Callable[..., Any] | None = option_field(  # noqa: RUF009
+        None,
+        Call(),
+        "where a stage gets the rows of the layers before it: such as ``Stage.rows``",
         commands=(),
     )
 

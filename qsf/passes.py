@@ -51,6 +51,8 @@ class PassItem:
         n_hidden: the hidden states before the head of the last so many tokens are added to
             ``hidden``; such an item wants no logits.
         hidden: f64 [dim], any buffer.
+        residual: f32 [n_tokens, dim], any buffer: receives the rows after the last layer of a
+            stage without a head.
         is_cancelled: set by the pass: ``session.cancel()`` was called meanwhile, and the session
             is unchanged.
     """
@@ -61,6 +63,7 @@ class PassItem:
     logits: Any = None
     n_hidden: int = 0
     hidden: Any = None
+    residual: Any = None
     is_cancelled: bool = False
 
 
@@ -109,6 +112,9 @@ def run_pass(
         if item.n_hidden:
             keep.append(ffi.from_buffer("double[]", item.hidden, require_writable=True))
             struct.hidden, struct.n_hidden = keep[-1], item.n_hidden
+        if item.residual is not None:
+            keep.append(ffi.from_buffer("float[]", item.residual, require_writable=True))
+            struct.residual = keep[-1]
     report = ffi.new("qsf_pass_report *")
     status = lib.qsf_model_pass(model._live_handle(), structs, len(items), report)
     if status != lib.QSF_ERR_CANCELLED:
@@ -307,6 +313,9 @@ def _check_item(opened: OpenedModel, item: PassItem) -> None:
     dim = opened.info.vector_dim
     if item.n_hidden and memoryview(item.hidden).nbytes != 8 * dim:
         raise QsfArgumentError(f"hidden must have {dim} values of 8 bytes each")
+    n_bytes = 4 * opened.info.dim * len(item.tokens)
+    if item.residual is not None and memoryview(item.residual).nbytes != n_bytes:
+        raise QsfArgumentError(f"residual must have {n_bytes} bytes, {opened.info.dim} f32 a token")
     n_values = len(item.tokens) * opened.info.n_vocab
     if item.wants == "all" and item.logits is None:
         import numpy

@@ -87,6 +87,8 @@ static qsf_status check_item(const qsf_model *m, const qsf_pass_item *item, uint
     QSF_FAIL_IF(item->n_hidden > 0 && (item->hidden == NULL || item->wants != QSF_WANTS_NONE), ARG,
                 "item %u wants hidden states, but %s", idx,
                 item->hidden == NULL ? "has no room for them" : "logits too");
+    QSF_FAIL_IF(item->residual != NULL && !m->reader.is_without_head, ARG,
+                "item %u wants the residual, which only a stage without a head gives", idx);
     return qsf_pass_check_tokens(m, item->tokens, item->n_tokens);
 }
 
@@ -102,6 +104,7 @@ static qsf_pass_part part_of(const qsf_pass_item *item)
         .may_draft = item->wants == QSF_WANTS_AHEAD,
         .n_hidden = item->n_hidden,
         .hidden = item->hidden,
+        .residual = item->residual,
     };
 }
 
@@ -214,6 +217,18 @@ qsf_status qsf_model_pass(qsf_model *m, qsf_pass_item *items, uint32_t n_items,
     const qsf_status status = run_items(m, items, n_items, report != NULL ? report : &unused);
     qsf_mutex_unlock(&m->lock);
     return status;
+}
+
+qsf_status qsf_model_set_source(qsf_model *m, qsf_rows_source source, void *arg)
+{
+    QSF_REQUIRE(m, source);
+    QSF_FAIL_IF(m->options.first_layer == 0, ARG,
+                "the model has its first layer: no rows are read");
+    qsf_mutex_lock(&m->lock);
+    m->source = source;
+    m->source_arg = arg;
+    qsf_mutex_unlock(&m->lock);
+    return QSF_OK;
 }
 
 uint32_t qsf_session_is_ahead(qsf_session *s, uint32_t token)

@@ -128,11 +128,13 @@ typedef struct qsf_pass_part {
     uint32_t n_drafts; /* the last tokens are drafts, which the session does not own yet */
     uint32_t n_hidden; /* for parts without rows, as in qsf_pass_item */
     double *hidden;    /* [vector_dim] */
+    float *residual;   /* [n_tokens, dim], or NULL: as in qsf_pass_item */
 } qsf_pass_part;
 
 /* Buffers of a model that one pass uses at a time, and one choice of a token. */
 typedef struct qsf_shared_buffers {
     qsf_pass_part *parts;          /* [max_sessions] */
+    qsf_rows_wanted *wanted;       /* [max_sessions] of these parts */
     qsf_segment *segments;         /* [max_sessions] */
     const atomic_bool **cancelled; /* [max_sessions] */
     uint32_t *tokens;              /* [chunk_tokens] */
@@ -255,6 +257,8 @@ struct qsf_model {
     void *adapters_memory;
     qsf_pool *pool;
     qsf_forward forward;
+    qsf_rows_source source; /* of a stage that is not the first; else NULL */
+    void *source_arg;
     qsf_io io;
     qsf_io_setup io_setup;
     bool io_is_probed;

@@ -74,14 +74,40 @@ static qsf_status take_tables(qsf_model *m)
                : qsf_pool_init(t.pool, m->options.n_threads, m->options.pin_threads != 0, &m->pool);
 }
 
-/* Leaves out the layers that the options skip, and the MTP head unless with_mtp. */
+/* Leaves out the layers of other stages. */
+static qsf_status choose_stage(qsf_model *m, bool *is_left_out)
+{
+    qsf_reader *const r = &m->reader;
+    qsf_options *const opt = &m->options;
+    const uint32_t n_trunk = qsf_reader_trunk_layers(r);
+    const uint32_t first = opt->first_layer;
+    if (first == 0 && opt->n_layers == 0)
+        return QSF_OK;
+    QSF_FAIL_IF(first >= n_trunk || opt->n_layers > n_trunk - first, ARG,
+                "%u layers from layer %u on: the model has %u", opt->n_layers, first, n_trunk);
+    const uint32_t end = opt->n_layers != 0 ? first + opt->n_layers : n_trunk;
+    QSF_FAIL_IF(opt->quality < 1.0, ARG, "quality %g is for a whole model, not for a stage of one",
+                opt->quality);
+    QSF_FAIL_IF(r->arch.loop_end != 0 || r->arch.block_layers != 0, ARG,
+                "layers %u to %u: a model with looped layers or residual blocks cannot be cut",
+                first, end - 1);
+    for (uint32_t i = 0; i < n_trunk; i++)
+        is_left_out[i] = i < first || i >= end;
+    r->is_without_head = end < n_trunk;
+    opt->draft_rows = r->is_without_head ? 0 : opt->draft_rows;
+    return QSF_OK;
+}
+
+/* Leaves out the layers that the options skip and those of other stages, and the MTP head unless
+ * with_mtp. */
 static qsf_status choose_layers(qsf_model *m, bool with_mtp)
 {
     bool is_left_out[QSF_MAX_LAYERS] = {false};
     qsf_reader_leave_out(&m->reader, is_left_out); /* an earlier choice */
+    QSF_TRY(choose_stage(m, is_left_out));
     QSF_TRY(qsf_skip_layers(&m->reader, m->options.quality, is_left_out));
     for (uint32_t i = qsf_reader_trunk_layers(&m->reader); i < m->reader.header.n_layers; i++)
-        is_left_out[i] = !with_mtp;
+        is_left_out[i] = !with_mtp || m->reader.is_without_head;
     qsf_reader_leave_out(&m->reader, is_left_out);
     return QSF_OK;
 }
@@ -120,7 +146,7 @@ static qsf_status make_plan(qsf_model *m, uint64_t drafter_bytes)
         .drafter_bytes = drafter_bytes,
         .adapters_bytes = qsf_adapters_bytes(m),
         .has_pool = m->is_drafter,
-        .has_table_on_disk = m->has_table_on_disk,
+        .has_table_on_disk = m->has_table_on_disk || m->options.first_layer != 0,
         .measure_sessions = qsf_session_measure,
     };
     if (!m->is_drafter) { /* a draft model is wholly in memory, or not held at all */
@@ -172,6 +198,8 @@ static qsf_status plan_layers(qsf_model *m, bool with_mtp)
     QSF_TRY(choose_layers(m, with_mtp));
     QSF_TRY(qsf_config_init(&m->config, &m->reader, m->layers, &m->ends));
     m->config.low_cols = qsf_adapters_cols(m);
+    QSF_FAIL_IF(m->config.is_encoder && m->options.first_layer + m->options.n_layers != 0, ARG,
+                "an encoder is not cut: it reads a text at once");
     choose_for_encoder(&m->options, &m->config);
     if (m->is_drafter && m->options.ctx_tokens > m->config.max_tokens)
         m->options.ctx_tokens = m->config.max_tokens;

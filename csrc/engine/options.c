@@ -180,9 +180,12 @@ qsf_status qsf_skip_layers(const qsf_reader *r, double quality, bool *is_skipped
 void qsf_skip_describe(const qsf_reader *r, double quality, qsf_plan *plan)
 {
     plan->n_layers = qsf_reader_trunk_layers(r);
-    plan->n_layers_skipped = plan->n_layers - (r->n_pass_layers - (r->has_mtp ? 1 : 0));
+    plan->n_layers_skipped = 0;
     plan->n_skips_asked = count_asked(plan->n_layers, quality);
     memset(plan->skipped_layers, 0, sizeof plan->skipped_layers);
+    if (quality >= 1.0) /* then layers are left out that are other stages' */
+        return;
+    plan->n_layers_skipped = plan->n_layers - (r->n_pass_layers - (r->has_mtp ? 1 : 0));
     uint32_t layer = 0;
     for (uint32_t i = 0; i < r->n_pass_layers; i++, layer++) /* gaps between the remaining layers */
         for (; layer < qsf_reader_layer(r, i)->layer; layer++)

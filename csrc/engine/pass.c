@@ -177,6 +177,57 @@ static qsf_status hand_out(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts,
                : status;
 }
 
+/* ---- stages: rows from the layers before, and for those after ---- */
+
+/* The argument of read_rows */
+typedef struct reading {
+    qsf_model *model;
+    const qsf_pass_part *parts;
+    uint32_t n_parts;
+    const qsf_cancel *cancel;
+} reading;
+
+/* Fills x [tokens of the parts, stride] from the model's source, in the order of `gather`. */
+static qsf_status read_rows(void *arg, float *x, size_t stride)
+{
+    const reading *const r = arg;
+    qsf_model *const m = r->model;
+    qsf_rows_wanted *const wanted = m->shared.wanted;
+    uint32_t n_wanted = 0;
+    size_t n_rows = 0;
+    for (uint32_t i = 0; i < 2 * r->n_parts; i++) {
+        const qsf_pass_part *const p = &r->parts[i % r->n_parts];
+        if ((p->n_hidden > 0) != (i >= r->n_parts))
+            continue;
+        wanted[n_wanted++] = (qsf_rows_wanted){
+            .session = p->session,
+            .held = p->session->buffers.tokens,
+            .n_held = p->session->n_tokens,
+            .tokens = p->tokens,
+            .n_tokens = p->n_tokens,
+        };
+        n_rows += p->n_tokens;
+    }
+    if (m->source(m->source_arg, wanted, n_wanted, x, stride) != 0)
+        return qsf_cancel_is_set(r->cancel)
+                   ? QSF_FAIL(CANCELLED, "cancelled while waiting for rows")
+                   : QSF_FAIL(IO, "no rows came from the layers before layer %u",
+                              m->options.first_layer);
+    for (size_t t = 0; t < n_rows; t++) /* kernels read the padding */
+        memset(x + t * stride + m->config.dim, 0, (stride - m->config.dim) * sizeof *x);
+    return QSF_OK;
+}
+
+/* Copies the rows that a stage without a head hands on. */
+static void copy_residual(const qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts)
+{
+    const float *x = m->scratch.x;
+    for (uint32_t i = 0; i < n_parts; i++)
+        for (uint32_t t = 0; t < parts[i].n_tokens; t++, x += m->scratch.dim_stride)
+            if (parts[i].residual != NULL)
+                memcpy(parts[i].residual + (size_t)t * m->config.dim, x, m->config.dim * sizeof *x);
+}
+
 /* Runs the parts, whose memory is reserved. *logits becomes the address of the logits of their
  * rows. */
 static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n_parts,
@@ -193,10 +244,18 @@ static qsf_status run_parts(qsf_model *m, const qsf_pass_part *parts, uint32_t n
         .before_layer = watch_memory,
         .before_layer_arg = &watched,
     };
+    reading source = {m, parts, n_parts, cancel};
+    if (m->options.first_layer != 0) {
+        chunk.read_rows = read_rows;
+        chunk.read_rows_arg = &source;
+    }
     gather(b, parts, n_parts, &chunk);
     *logits = chunk.logits;
     m->shared.logits_pass += chunk.logits == b->logits;
-    return qsf_forward_run(&m->forward, &chunk);
+    QSF_TRY(qsf_forward_run(&m->forward, &chunk));
+    if (m->reader.is_without_head)
+        copy_residual(m, parts, n_parts);
+    return QSF_OK;
 }
 
 /* Evaluates again the tokens after the nearest position of a session's sequence, which was
@@ -235,6 +294,11 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
         QSF_FAIL_IF(parts[i].n_rows != 0 || parts[i].session->n_tokens != 0, ARG,
                     "this model is an encoder: it makes vectors of whole texts (qsf embed, "
                     "/v1/embeddings), and no text");
+    QSF_FAIL_IF(m->options.first_layer != 0 && m->source == NULL, ARG,
+                "a stage from layer %u on needs a source of rows", m->options.first_layer);
+    for (uint32_t i = 0; i < n_parts && m->reader.is_without_head; i++)
+        QSF_FAIL_IF(parts[i].n_rows != 0 || parts[i].n_hidden != 0, ARG,
+                    "a stage without the last layer gives the residual, and no logits");
     /* A session that is cancelled must not stop the others. */
     for (uint32_t i = 0; i < n_parts && status == QSF_OK; i++)
         status = catch_up(m, parts[i].session, n_parts == 1 ? &cancel : NULL, w);

@@ -132,6 +132,11 @@ void qsf_session_cancel(qsf_session *s)
         atomic_store(&s->cancelled, true);
 }
 
+uint32_t qsf_session_is_cancelled(const qsf_session *s)
+{
+    return s != NULL && atomic_load(&s->cancelled);
+}
+
 qsf_status qsf_session_check_logits(const qsf_session *s)
 {
     return s->has_logits ? QSF_OK : QSF_FAIL(ARG, "there are no logits: evaluate a token first");
@@ -213,6 +218,7 @@ void qsf_shared_layout(qsf_shared_buffers *b, qsf_arena *a, const qsf_config *c,
     const uint64_t n_rows = plan->draft_rows > 0 && plan->logits_rows == 0 ? 1 : plan->logits_rows;
     const uint64_t n_logits = (n_rows + plan->draft_rows) * c->n_vocab;
     b->parts = qsf_arena_push(a, plan->max_sessions, sizeof *b->parts);
+    b->wanted = qsf_arena_push(a, plan->max_sessions, sizeof *b->wanted);
     b->segments = qsf_arena_push(a, plan->max_sessions, sizeof *b->segments);
     b->cancelled = qsf_arena_push(a, plan->max_sessions, sizeof *b->cancelled);
     b->tokens = qsf_arena_push(a, plan->chunk_tokens, sizeof *b->tokens);

@@ -54,8 +54,9 @@ qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key)
     QSF_TRY(qsf_file_read_at(&m->reader.file, 0, header, sizeof header));
     const char *const version = qsf_version();
     const uint32_t policy[] = {m->options.kv_window_tokens, m->options.kv_pinned_tokens,
-                               qsf_adapters_check(m)};
-    const size_t n_policy_bytes = m->n_adapters != 0 ? sizeof policy : 2 * sizeof *policy;
+                               m->options.first_layer, m->options.n_layers, qsf_adapters_check(m)};
+    const bool is_plain = m->options.first_layer + m->options.n_layers + m->n_adapters == 0;
+    const size_t n_policy_bytes = is_plain ? 2 * sizeof *policy : sizeof policy;
     const uint32_t form = p->kv_k_bits | p->kv_v_bits << 8 | (uint32_t)p->kv_is_rotated << 16 |
                           (uint32_t)m->options.exact << 17 | (uint32_t)has_latents(m) << 18;
     const uint32_t words[QSF_STATE_KEY_BYTES / 4] = {

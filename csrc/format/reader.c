@@ -120,10 +120,15 @@ void qsf_reader_close(qsf_reader *r)
 void qsf_reader_leave_out(qsf_reader *r, const bool *is_left_out)
 {
     uint32_t n = 0;
-    for (uint32_t i = 0; i < r->n_stream_units; i++)
-        if (r->units[i].role != QSF_UNIT_LAYER || !is_left_out[r->units[i].layer])
-            r->pass_units[n++] = i;
-    r->n_pass_layers = r->header.n_layers - (r->n_stream_units - n);
+    r->n_pass_layers = 0;
+    for (uint32_t i = 0; i < r->n_stream_units; i++) {
+        const bool is_layer = r->units[i].role == QSF_UNIT_LAYER;
+        if ((is_layer && is_left_out[r->units[i].layer]) ||
+            (i == r->final_unit && r->is_without_head))
+            continue;
+        r->n_pass_layers += is_layer;
+        r->pass_units[n++] = i;
+    }
     r->n_pass_units = n;
     assert(r->n_pass_layers > 0);
     count_layers(r);

@@ -209,8 +209,9 @@ typedef struct qsf_reader {
     uint32_t own_table_unit; /* 0: there is none */
     uint32_t n_pass_units;   /* units that a pass runs, without experts: qsf_reader_leave_out */
     uint32_t n_pass_layers;
-    uint32_t n_visits; /* of these layers: looped ones count several times */
-    bool has_mtp;      /* the last of them is an MTP head */
+    uint32_t n_visits;    /* of these layers: looped ones count several times */
+    bool has_mtp;         /* the last of them is an MTP head */
+    bool is_without_head; /* a stage before others: a pass ends with its last layer */
     uint32_t
         n_storing_layers; /* layers of a pass up to the last one that stores something of a token */
     uint32_t n_tensors;

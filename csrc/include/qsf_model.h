@@ -109,6 +109,13 @@ typedef struct qsf_options {
      * plan read them. They stay in memory, inside the plan. QSF_ERR_ARG: one is of another file */
     const qsf_adapter_choice *adapters;
     uint32_t n_adapters;
+    /* A stage of a model that lies on several machines: only the n_layers layers from first_layer
+     * on (0: all that follow). If first_layer is not 0, the rows of the layers before come from
+     * qsf_model_set_source(). A stage without the last layer has no head: its passes give the
+     * residual (qsf_pass_item.residual), never logits. QSF_ERR_ARG: the model cannot be cut there
+     */
+    uint32_t first_layer;
+    uint32_t n_layers;
 } qsf_options;
 
 QSF_API void qsf_options_default(qsf_options *out);

@@ -29,7 +29,32 @@ typedef struct qsf_pass_item {
      * 0: none. For QSF_WANTS_NONE only. */
     uint32_t n_hidden;
     double *hidden;
+    float *residual; /* [n_tokens, dim] receives the rows after the last layer of a stage without a
+                      * head; NULL: they are not needed. NULL for other models */
 } qsf_pass_item;
+
+/* Rows that a stage needs of the layers before its first one. */
+typedef struct qsf_rows_wanted {
+    qsf_session *session;
+    const uint32_t *held; /* [n_held] the tokens before the new ones */
+    uint32_t n_held;
+    const uint32_t *tokens; /* [n_tokens] */
+    uint32_t n_tokens;
+} qsf_rows_wanted;
+
+/* Fills rows [sum of n_tokens, stride], of which dim columns are used, with the residual after the
+ * layer before the stage. Another value than 0 ends the pass with QSF_ERR_CANCELLED if all of its
+ * sessions are cancelled, else with QSF_ERR_IO. Runs in the thread of the call that evaluates, and
+ * must not call the model or its sessions, but for qsf_session_is_cancelled(). */
+typedef int (*qsf_rows_source)(void *arg, const qsf_rows_wanted *wanted, uint32_t n_wanted,
+                               float *rows, size_t stride);
+
+/* Says where a stage that is not the first gets its rows; call before the first pass. `source` and
+ * `arg` must outlive the model. QSF_ERR_ARG: the model has its first layer. */
+QSF_API qsf_status qsf_model_set_source(qsf_model *m, qsf_rows_source source, void *arg);
+
+/* Returns 1 if qsf_session_cancel() was called and no pass has ended since; from any thread. */
+QSF_API uint32_t qsf_session_is_cancelled(const qsf_session *s);
 
 typedef struct qsf_pass_report {
     uint64_t ns;         /* duration of the pass, without waiting for its turn */

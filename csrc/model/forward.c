@@ -113,18 +113,20 @@ static void place_rows(const qsf_ops *o, const qsf_chunk *chunk)
                    s->rope_cos, s->rope_sin);
 }
 
-/* x[t] = embedding[token] * factor (+ position[t]); x [n_tokens, dim_stride] */
+/* x[t] = embedding[token] * factor (+ position[t]); x [n_tokens, dim_stride]. Of a stage that is
+ * not the first, the rows of the layers before; per-layer embeddings need the tokens' own first. */
 static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
 {
     const qsf_config *const c = f->ops.config;
     const qsf_scratch *const s = f->ops.scratch;
-    for (uint32_t t = 0; t < chunk->n_tokens; t++) {
+    const bool has_source = chunk->read_rows != NULL;
+    for (uint32_t t = 0; t < chunk->n_tokens && (!has_source || c->ple_width != 0); t++) {
         float *const x = s->x + t * s->dim_stride;
         QSF_TRY(qsf_embedding_row(&f->embedding, f->ops.stream, f->ops.kernels, f->ends->embedding,
                                   chunk->tokens[t], x));
         if (c->embedding_factor != 1.0F)
             f->ops.kernels->scale(x, c->embedding_factor, c->dim);
-        if (f->positions == NULL)
+        if (f->positions == NULL || has_source)
             continue;
         const size_t first = (size_t)s->positions[t] * c->dim;
         for (size_t i = 0; i < c->dim; i++)
@@ -132,8 +134,9 @@ static qsf_status embed(qsf_forward *f, const qsf_chunk *chunk)
                         ? qsf_load_f32(f->positions + 4 * (first + i))
                         : qsf_half_to_float(qsf_load_u16(f->positions + 2 * (first + i)));
     }
-    return c->ple_width != 0 ? read_layer_embeddings(&f->ops, f->ends->ple_table, chunk->tokens)
-                             : QSF_OK;
+    if (c->ple_width != 0)
+        QSF_TRY(read_layer_embeddings(&f->ops, f->ends->ple_table, chunk->tokens));
+    return has_source ? chunk->read_rows(chunk->read_rows_arg, s->x, s->dim_stride) : QSF_OK;
 }
 
 /* Beginning a resident unit is too cheap to time. */
@@ -377,8 +380,8 @@ static qsf_status run_head(qsf_forward *f, const qsf_chunk *chunk, bool is_norme
 
 static void begin_pass(qsf_forward *f, const qsf_chunk *chunk)
 {
-    qsf_stream_begin_pass(f->ops.stream, count_head_rows(chunk) > 0, chunk->cancel,
-                          chunk->stopwatch);
+    const bool is_whole = count_head_rows(chunk) > 0 || f->ops.stream->reader->is_without_head;
+    qsf_stream_begin_pass(f->ops.stream, is_whole, chunk->cancel, chunk->stopwatch);
 }
 
 static qsf_status run_layers(qsf_forward *f, const qsf_chunk *chunk, uint32_t begin, uint32_t end)
@@ -420,6 +423,8 @@ static qsf_status run_units(qsf_forward *f, const qsf_chunk *whole)
     QSF_TRY(run_layers(f, &chunk, 0, has_mtp ? c->n_trunk_layers : c->n_storing_layers));
     if (has_mtp)
         QSF_TRY(store_mtp(f, &chunk));
+    if (f->ops.stream->reader->is_without_head) /* the next stage needs all rows */
+        return run_layers(f, &chunk, c->n_storing_layers, c->n_layers);
     if (count_head_rows(&chunk) == 0)
         return QSF_OK;
     end_rows(f, &chunk);

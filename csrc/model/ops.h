@@ -49,6 +49,9 @@ typedef struct qsf_chunk {
     /* Called before each layer, unless NULL. Returns true if it moved units of the stream. */
     bool (*before_layer)(void *arg);
     void *before_layer_arg;
+    /* Fills x [n_tokens, stride] in a stage that is not the first; else NULL: the embedding does */
+    qsf_status (*read_rows)(void *arg, float *x, size_t stride);
+    void *read_rows_arg;
 } qsf_chunk;
 
 /* ---- the activations of one step, shared by all sessions of a model ---- */

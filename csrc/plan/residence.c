@@ -44,6 +44,8 @@ static uint64_t keep_looped(const qsf_reader *r, uint64_t room_bytes, bool *is_r
  * MTP head, for whose guesses these units are used again. */
 static uint64_t keep_head(const qsf_reader *r, uint64_t room_bytes, bool *is_resident)
 {
+    if (r->is_without_head)
+        return 0;
     uint64_t kept_bytes = keep(r, r->final_unit, room_bytes, is_resident);
     if (qsf_stream_passes_ring(r, r->embedding_unit))
         kept_bytes += keep(r, r->embedding_unit, room_bytes - kept_bytes, is_resident);
@@ -187,7 +189,7 @@ uint32_t qsf_eviction_choose(const qsf_residency *now)
         if (layer != QSF_UNIT_NONE)
             return layer;
     }
-    if (is_worth_dropping(now, r->final_unit))
+    if (!r->is_without_head && is_worth_dropping(now, r->final_unit))
         return r->final_unit;
     return !has_own_embedding && is_worth_dropping(now, r->embedding_unit) ? r->embedding_unit
                                                                            : QSF_UNIT_NONE;
@@ -201,7 +203,7 @@ uint32_t qsf_eviction_choose_return(const qsf_residency *now)
         return QSF_UNIT_NONE;
     if (!has_own_embedding && is_missing(now, r->embedding_unit))
         return r->embedding_unit;
-    if (is_missing(now, r->final_unit))
+    if (!r->is_without_head && is_missing(now, r->final_unit))
         return r->final_unit;
     uint32_t n_missing = 0;
     uint32_t n_streamed = 0;

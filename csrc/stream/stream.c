@@ -77,7 +77,7 @@ static void add_loaded(const qsf_unit *u, qsf_stream_sizes *sizes)
 
 bool qsf_stream_passes_ring(const qsf_reader *r, uint32_t unit_idx)
 {
-    return unit_idx != r->embedding_unit || r->arch.tied_head;
+    return unit_idx != r->embedding_unit || (r->arch.tied_head && !r->is_without_head);
 }
 
 /* The buffers, without the band, for loading these units. */
@@ -223,7 +223,7 @@ static void set_order(qsf_stream *s)
             s->order[n++] = r->layer_units[layer];
         n_always = layer < r->n_storing_layers ? n : n_always;
     }
-    if (s->resident[r->final_unit] == NULL)
+    if (s->resident[r->final_unit] == NULL && !r->is_without_head)
         s->order[n++] = r->final_unit;
     if (s->resident[r->embedding_unit] == NULL && qsf_stream_passes_ring(r, r->embedding_unit))
         s->order[n++] = r->embedding_unit;

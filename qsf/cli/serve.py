@@ -6,6 +6,7 @@ Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -77,6 +78,10 @@ def _run(request: Request) -> int:
 
     for path in paths.values():
         require_tokenizer(path)
+    if request.serving.ray is not None:
+        from qsf.ray.cluster import connect
+
+        connect(request.serving.ray)  # needs ssl
     # Made before the model is opened, so that the memory plan counts it.
     _leave_ssl_out()
     import asyncio
@@ -88,18 +93,17 @@ def _run(request: Request) -> int:
     plans: dict[str, MemoryPlan] = {}  # of each alone
     has_grammars = not isinstance(constraints, str)
     for other in paths if request.is_plan or not request.serving.is_for_one(paths) else ():
-        plans[other] = call_with(
-            Model.plan, paths[other], _opening(paths[other], request, has_grammars)
-        )
+        parts, how = _staged(paths[other], _opening(paths[other], request, has_grammars), request)
+        plans[other] = call_with(Model.plan, paths[other], how)
         if request.is_plan:
-            print(*plan_lines(plans[other]), sep="\n", flush=True)
+            print(*parts, *plan_lines(plans[other]), sep="\n", flush=True)
         if not plans[other].is_enough:
             text = does_not_fit(plans[other], is_command=True)
             command.say_error("qsf-serve", f"{other}: {text}" if len(paths) > 1 else text)
             return command.EXIT_FAILED
     if request.is_plan:
         return 0
-    with Model.opened(path, opening) as model:
+    with _opened(path, opening, request) as model:
         sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(
             model,
@@ -115,6 +119,33 @@ def _run(request: Request) -> int:
         del constraints  # which leave memory with their model
         with one_process():
             return asyncio.run(_serve(server, model.info.plan, request.serving))
+
+
+def _staged(path: Path, opening: ModelOptions, request: Request) -> tuple[list[str], ModelOptions]:
+    """Return what the plan says of other machines, and the options of this one."""
+    serving = request.serving
+    if serving.machines is None or serving.ray is None:
+        return [], opening
+    from qsf.ray.stages import plan_stages
+
+    return plan_stages(path, opening, serving.machines, serving.ray)
+
+
+def _opened(
+    path: Path, opening: ModelOptions, request: Request
+) -> contextlib.AbstractContextManager[Model]:
+    """Return the model, here or over the machines of --machines."""
+    from qsf.model import Model
+
+    serving = request.serving
+    if serving.machines is None or serving.ray is None:
+        return Model.opened(path, opening)
+    from qsf.ray.stages import open_stages
+
+    return open_stages(
+        path, opening, serving.machines, address=serving.ray, timeout=serving.stage_timeout,
+        note=lambda text: None if request.is_quiet else command.say_line(text),
+    )  # fmt: skip
 
 
 def _load(

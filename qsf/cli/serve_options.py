@@ -77,6 +77,23 @@ class ServeOptions(CheckedOptions):
         "--api-key-file",
     )
     port: int = _serve(8080, Whole(0, 65535), "port to listen on; 0: any that is free")
+    ray: str | None = _serve(
+        None,
+        Text("ADDRESS", may_be_empty=False),
+        "with --machines: a Ray cluster: HOST:PORT of its head, auto for the one that runs here, "
+        "or local (docs/machines.md)",
+    )
+    machines: int | None = _serve(
+        None,
+        Whole(2, 256),
+        "with --ray: put the layers of the model on so many machines, this one included, each in "
+        "the budget",
+    )
+    stage_timeout: float = _serve(
+        60.0,
+        Number(0.1, 86400),
+        "with --machines: seconds without an answer of another machine that are an error",
+    )
     parallel: int | None = _serve(
         None,
         Whole(1, _MOST_SESSIONS),
@@ -256,6 +273,10 @@ def parse(arguments: list[str]) -> Request:
         )
     if serving.no_auth and serving.api_key_file is not None:
         raise UsageError("--no-auth and --api-key-file exclude each other")
+    if (serving.ray is None) != (serving.machines is None):
+        raise UsageError("--ray and --machines are for each other: where, and how many")
+    if serving.machines is not None and (len(given.model) > 1 or serving.allow_pull):
+        raise UsageError("--machines is for one MODEL, without --allow-pull")
     if given.kv_policy.startswith("recompute"):
         raise UsageError("--kv-policy recompute is for qsf run and qsf chat: window:W is for both")
     if given.kv_policy.startswith("disk"):

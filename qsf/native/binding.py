@@ -7,10 +7,11 @@ No policy.
 from __future__ import annotations
 
 import os
+import threading
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from qsf import errors
@@ -48,9 +49,16 @@ def error_of(status: int) -> errors.QsfError:
     return kind(detail, is_damage=True) if status == lib.QSF_ERR_DAMAGED else kind(detail)
 
 
+# Of this thread: the error of a source of rows, which ended the pass that asked it
+_of_source = threading.local()
+
+
 def check_status(status: int) -> None:
     """Raise the exception that belongs to ``status``, a ``qsf_status``, unless it is ``QSF_OK``."""
     if status != lib.QSF_OK:
+        cause = _of_source.__dict__.pop("error", None)
+        if cause is not None and not isinstance(cause, errors.QsfCancelledError):
+            raise cause
         raise error_of(status)
 
 
@@ -390,6 +398,45 @@ class _Handle:
         return self._handle
 
 
+class RowsWanted(NamedTuple):
+    """Rows that a stage needs of the layers before it.
+
+    Attributes:
+        sequence: a number that stands for a session.
+        tokens: all tokens of the sequence.
+        n_new: rows are wanted of so many last ones.
+    """
+
+    sequence: int
+    tokens: array[int]
+    n_new: int
+
+    @classmethod
+    def of(cls, sequence: int, tokens: bytes, n_new: int) -> RowsWanted:
+        """Return a request whose tokens came as bytes, 32 bits each."""
+        return cls(sequence, array("I", tokens), n_new)
+
+
+class RowsSource(Protocol):
+    """Where a stage that is not the first gets its rows."""
+
+    def __call__(self, wanted: list[RowsWanted], is_cancelled: Callable[[], bool]) -> Any:
+        """Return f32 [sum of n_new, dim], any buffer.
+
+        A source that waits should ask ``is_cancelled`` often, and raise QsfCancelledError then.
+        """
+
+
+def _rows_wanted(struct: Any) -> RowsWanted:
+    tokens = array("I", bytes(ffi.buffer(struct.held, 4 * struct.n_held)))
+    tokens.frombytes(bytes(ffi.buffer(struct.tokens, 4 * struct.n_tokens)))
+    return RowsWanted(int(ffi.cast("uintptr_t", struct.session)), tokens, struct.n_tokens)
+
+
+def _keep_error(_kind: Any, error: BaseException, _traceback: Any) -> None:
+    _of_source.error = error
+
+
 class NativeModel(_Handle):
     """Owns one ``qsf_model``."""
 
@@ -398,7 +445,38 @@ class NativeModel(_Handle):
         out = ffi.new("qsf_model **")
         check_status(lib.qsf_model_open(path_bytes(path), options.as_struct(), out))
         super().__init__(out[0], lib.qsf_model_close, "model", "the model")
-        self.n_vocab = self.info().n_vocab
+        facts = self.info()
+        self.n_vocab, self._dim = facts.n_vocab, facts.dim
+
+    def set_source(self, rows: RowsSource) -> None:
+        """Take the rows before the first layer from ``rows``.
+
+        What it raises, the call that evaluates raises; sessions keep what they held.
+        """
+
+        @ffi.callback("qsf_rows_source", onerror=_keep_error, error=1)  # type: ignore[untyped-decorator]
+        def source(_arg: Any, structs: Any, n: int, out: Any, stride: int) -> int:
+            wanted = [_rows_wanted(struct) for struct in structs[0:n]]
+            sessions = [struct.session for struct in structs[0:n]]
+            data = memoryview(
+                rows(wanted, lambda: all(map(lib.qsf_session_is_cancelled, sessions)))
+            )
+            n_rows = sum(each.n_new for each in wanted)
+            n_bytes = 4 * self._dim
+            if data.nbytes != n_rows * n_bytes:
+                raise errors.QsfStateError(
+                    f"the layers before gave {data.nbytes} bytes, not {n_rows} rows of {n_bytes}"
+                )
+            data = data.cast("B")
+            to = ffi.buffer(out, 4 * stride * n_rows)
+            for i in range(n_rows):
+                to[4 * stride * i : 4 * stride * i + n_bytes] = data[
+                    n_bytes * i : n_bytes * (i + 1)
+                ]
+            return 0
+
+        self._source = source  # the engine does not keep it alive
+        check_status(lib.qsf_model_set_source(self._live_handle(), source, ffi.NULL))
 
     def info(self) -> ModelInfo:
         out = ffi.new("qsf_model_facts *")

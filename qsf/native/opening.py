@@ -39,6 +39,7 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
     )
     policy = parse_kv_policy(options.kv_policy)
     n_resident = resident_tokens(options.kv_policy)
+    first, end = options.layers or (0, 0)
     return binding.Options(
         budget_bytes=_budget_bytes(options.ram_budget),
         reserve_bytes=max(reserve_bytes, _RESERVE_BYTES, options.reserve_mb * BYTES_PER_MB),
@@ -63,6 +64,8 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         io_depth=options.io_depth,
         quality=options.quality,
         adapters=tuple(map(adapter_and_scale, options.adapters)) or None,
+        first_layer=first,
+        n_layers=end - first,
     )
 
 
@@ -141,7 +144,10 @@ def open_native(
         QsfUnsupportedError: if the method of reading is not available, ``argument`` is "io".
     """
     try:
-        return binding.NativeModel(path, native_options(options, reserve_bytes))
+        native = binding.NativeModel(path, native_options(options, reserve_bytes))
+        if options.rows is not None:
+            native.set_source(options.rows)
+        return native
     except QsfMemoryError as error:
         plan = plan_native(path, options, reserve_bytes)
         if plan.is_enough:

@@ -9,7 +9,7 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 from __future__ import annotations
 
 import sys
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -87,8 +87,13 @@ def _run(request: Request) -> int:
     prompt = None if is_chat or request.prompts is not None else _prompt(request)
     constraint = read_constraint(request.path, request.form)
     request = replace(request, generation=replace(request.generation, constraint=constraint))
+    if request.ray is not None and request.machines is None:
+        from qsf.cli.run.many import answer_over_ray
+
+        with command.open_lines(request.prompts) as lines:
+            return answer_over_ray(request, lines)
     # --prompts before the model, whose opening takes longer; only once: it may be a pipe
-    with command.open_lines(request.prompts) as lines, _open(request) as model:
+    with command.open_lines(request.prompts) as lines, _opened(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.verbose:
@@ -124,7 +129,8 @@ def _run(request: Request) -> int:
 def _streaming_lines(model: Model, request: Request) -> list[str]:
     """Return a hint if weights are read for every token although memory is free."""
     plan = model.info.plan
-    if plan.streamed_bytes == 0 or request.opening.ram_budget in ("auto", None):
+    budget = request.opening.ram_budget
+    if plan.streamed_bytes == 0 or budget in ("auto", None) or request.machines is not None:
         return []
     from qsf.native.opening import plan_native
 
@@ -132,6 +138,20 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
     auto = plan_native(request.path, replace(request.opening, ram_budget="auto"), reserve_bytes)
     # The memory that this process takes now is that of the open model too.
     return report.streaming_lines(plan, replace(auto, process_bytes=plan.process_bytes))
+
+
+def _opened(request: Request) -> AbstractContextManager[Model]:
+    """Return the model, here or over the machines of --machines."""
+    if request.machines is None:
+        return _open(request)
+    from qsf.ray.stages import open_stages
+
+    assert request.ray is not None
+    return open_stages(
+        request.path, request.opening, request.machines, address=request.ray,
+        timeout=request.stage_timeout,
+        note=lambda text: None if request.quiet else say_lines([text]),
+    )  # fmt: skip
 
 
 def _open(request: Request) -> Model:
@@ -273,11 +293,22 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
 def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
+    opening, parts = request.opening, list[str]()
     with Watcher(command.leave_at_once):
         # The constraint's memory counts as "process before opening"
         read_constraint(request.path, request.form)
-        plan = call_with(Model.plan, request.path, request.opening)
-    print(*report.plan_lines(plan), *_cost_lines(request), sep="\n", flush=True)
+        if request.machines is not None and request.ray is not None:
+            from qsf.ray.stages import plan_stages
+
+            parts, opening = plan_stages(request.path, opening, request.machines, request.ray)
+        plan = call_with(Model.plan, request.path, opening)
+    print(
+        *parts,
+        *report.plan_lines(plan),
+        *_cost_lines(request),
+        sep="\n",
+        flush=True,
+    )
     if plan.is_enough:
         return 0
     from qsf.native.opening import does_not_fit

@@ -7,8 +7,9 @@ import hashlib
 import operator
 import time
 from array import array
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -18,38 +19,111 @@ from qsf.errors import QsfArgumentError, QsfError, shown
 from qsf.file.foreign_text import Lines
 from qsf.foreign_json import JsonError, read_json
 from qsf.native.binding import describe_machine
+from qsf.options import MAX_U32
 from qsf.shell import command
 from qsf.system.signals import Watcher
 
 if TYPE_CHECKING:
-    from qsf.batch import BatchAnswer
     from qsf.cli.run.options import Request
     from qsf.model import Model
+
+
+# Of the memory that lines may take if no model is open here: half of a plan's least reserve
+_INPUT_BYTES = 64 << 20
 
 
 def answer_many(model: Model, request: Request, file: Lines) -> int:
     """Answer every line of --prompts; the exit code is 1 if a line failed."""
     is_raw = request.raw or model.chat_template.is_plain
     lines = _Lines(request, file, model.input_bytes, is_raw=is_raw)
-    n_failed = n_answers = n_tokens = 0
+    batch = model.start_batch(request.generation)
+
+    def records() -> Generator[dict[str, Any], None, None]:
+        with (
+            closing(lines.prompts()) as prompts,
+            closing(batch.answers(model.session, prompts)) as answers,  # type: ignore[type-var]
+        ):
+            for answer in answers:
+                stats = answer.stats
+                found = {} if stats is None else report.answer_record(model, stats, answer.text)
+                yield lines.record(answer.index, answer.error, found)
+
+    def cost() -> str:
+        each = f"{lines.n_tokens / max(1, batch.n_passes):.2f} tokens a pass"
+        peak = f"peak RSS {describe_machine().peak_bytes / 2**20:.1f} MB"
+        return f"{each} | {peak} | {model.info.plan.text}"
+
+    return _answer(request, lines, records(), model.cancel, cost)
+
+
+def answer_over_ray(request: Request, file: Lines) -> int:
+    """Answer every line of --prompts on the machines of --ray; exit codes as `answer_many`."""
+    from qsf.ray.batch import answer_rows
+    from qsf.ray.cluster import connect
+    from qsf.text.parts import read_text_parts
+    from qsf.text.thinking import thinking_args
+
+    assert request.ray is not None
+    template = read_text_parts(request.path).template
+    if isinstance(template, QsfError):
+        raise template
+    is_raw = request.raw or template.is_plain
+    generation = request.generation
+    if not (request.has_length or is_raw):
+        generation = replace(generation, max_tokens=MAX_U32)
+    if request.thinks is not None:
+        args = thinking_args(template.source, is_on=request.thinks)
+        args = {**(generation.template_args or {}), **args}
+        generation = replace(generation, template_args=args)
+    lines = _Lines(request, file, _INPUT_BYTES, is_raw=is_raw)
+    connect(request.ray)
+
+    def records() -> Generator[dict[str, Any], None, None]:
+        rows = [
+            {"row": row, "messages": command.json_text(prompt)}
+            for row, prompt in enumerate(lines.prompts())
+        ]
+        name = request.model if request.path != Path(request.model) else str(request.path.resolve())
+        workers = request.workers
+        for row in answer_rows(rows, name, request.opening, generation, workers) if rows else ():
+            error = None if row["error"] is None else QsfError(row["error"])
+            found = {
+                "text": row["answer"],
+                "ids": row["tokens"],
+                "stop_reason": row["reason"],
+                "seed": row["seed"],
+                "prompt_tokens": row["prompt_tokens"],
+                "generated_tokens": row["generated_tokens"],
+            }
+            yield lines.record(row["row"], error, {} if error else found)
+
+    return _answer(request, lines, records(), lambda: None, lambda: f"over Ray at {request.ray}")
+
+
+def _answer(
+    request: Request,
+    lines: _Lines,
+    records: Generator[dict[str, Any], None, None],
+    cancel: Callable[[], None],
+    cost: Callable[[], str],
+) -> int:
+    """Write the records of all answers as they come; ``cost()`` ends the line about them."""
+    n_failed = n_answers = 0
     started = time.perf_counter()
     with ExitStack() as stack:
         out = None
         if request.answers is not None:
-            lines.done = read_done(request.answers, model.input_bytes)
+            lines.done = read_done(request.answers, lines.memory_bytes)
             out = stack.enter_context(request.answers.open("a", encoding="utf-8"))
             n_done = sum(digest != 0 for digest in lines.done)
             if n_done and not request.quiet:
                 say(f"{n_done} prompts are answered in {request.answers} already")
         progress = command.Progress("answering", is_wanted=not request.quiet)
         stack.callback(progress.end)
-        stack.enter_context(Watcher(lambda _: model.cancel(), progress.tick))
-        prompts = stack.enter_context(closing(lines.prompts()))
-        batch = model.start_batch(request.generation)
-        answers = stack.enter_context(closing(batch.answers(model.session, prompts)))  # type: ignore[type-var]
-        for n_answers, answer in enumerate(answers, 1):
-            n_failed += _write(lines.record(model, answer), out)
-            n_tokens += 0 if answer.stats is None else answer.stats.generated_tokens
+        stack.enter_context(Watcher(lambda _: cancel(), progress.tick))
+        stack.enter_context(closing(records))
+        for n_answers, record in enumerate(records, 1):
+            n_failed += _write(record, out)
             progress.update(f"answered {n_answers} prompts")
     index = next((index for index, digest in enumerate(lines.done) if digest), None)
     if index is not None:
@@ -57,13 +131,9 @@ def answer_many(model: Model, request: Request, file: Lines) -> int:
             f"{request.answers} has an answer to line {index + 1}, which {request.prompts} lacks"
         )
     if not request.quiet:
-        rate = n_tokens / (time.perf_counter() - started)
-        peak = f"peak RSS {describe_machine().peak_bytes / 2**20:.1f} MB"
-        each = f"{n_tokens / max(1, batch.n_passes):.2f} tokens a pass"
-        say(
-            f"answered {n_answers} prompts, {n_tokens} tokens, {rate:.1f} tok/s, {each} | {peak}"
-            f" | {model.info.plan.text}"
-        )
+        rate = lines.n_tokens / (time.perf_counter() - started)
+        text = f"answered {n_answers} prompts, {lines.n_tokens} tokens, {rate:.1f} tok/s"
+        say(f"{text}, {cost()}")
     if n_failed:
         command.say_error("qsf-run", f'{n_failed} prompts have no answer: see their "error"')
     return 1 if n_failed else 0
@@ -136,9 +206,10 @@ class _Lines:
         # Text and parsed line take up to three times as much
         self._most_line_bytes = memory_bytes // 4
         self._is_raw = is_raw
-        self._memory_bytes = memory_bytes
+        self.memory_bytes = memory_bytes
         self._options = repr(request.generation).encode()
         self._n_taken = 0
+        self.n_tokens = 0  # of the answers so far
         self._running: dict[int, tuple[int, str, Any, QsfError | None]] = {}
 
     def prompts(self) -> Generator[Any, None, None]:
@@ -176,7 +247,7 @@ class _Lines:
         try:
             if len(line) > self._most_line_bytes:
                 raise JsonError(f"more than {self._most_line_bytes / 2**20:.1f} MB")
-            room = self._memory_bytes - len(line)
+            room = self.memory_bytes - len(line)
             record = read_json(line, memory_bytes=room, has_surrogates=True)
         except JsonError as error:
             return None, [], QsfArgumentError(f"the line cannot be read: {error}")
@@ -216,10 +287,12 @@ class _Lines:
             raise QsfArgumentError("messages must be a list")
         return record["messages"]
 
-    def record(self, model: Model, answer: BatchAnswer) -> dict[str, Any]:
-        index, digest, name, wrong = self._running.pop(answer.index)
+    def record(self, row: int, error: QsfError | None, found: dict[str, Any]) -> dict[str, Any]:
+        """Return what is written about a prompt, the ``row``-th taken: ``found`` or an error."""
+        index, digest, name, wrong = self._running.pop(row)
         start = {"index": index, "of": digest} | ({} if name is None else {"id": name})
-        error = wrong or answer.error
-        if error is not None or answer.stats is None:
+        error = wrong or error
+        if error is not None or not found:
             return {**start, "error": str(error)}
-        return {**start, **report.answer_record(model, answer.stats, answer.text)}
+        self.n_tokens += found["generated_tokens"]
+        return {**start, **found}

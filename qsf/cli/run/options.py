@@ -23,6 +23,7 @@ from qsf.options import (
     GenerationOptions,
     Kind,
     ModelOptions,
+    Number,
     Option,
     Switch,
     Texts,
@@ -196,6 +197,34 @@ class RunOptions(CheckedOptions):
         "with --prompts: add the answers to this file; prompts that it answers already are left "
         "out, so that the same command goes on after an interruption",
         "run",
+    )
+    ray: str | None = _given(
+        Text("ADDRESS", may_be_empty=False),
+        "a Ray cluster, for --prompts or --machines: HOST:PORT of its head, auto for the one that "
+        "runs here, or local to start one on this machine; needs qsf[ray] on each "
+        "(docs/machines.md)",
+        "run",
+        "chat",
+    )
+    workers: int | None = _given(
+        Whole(1, 4096),
+        "with --prompts and --ray: models that answer at the same time, each in a budget of its "
+        "own",
+        "run",
+        default_help="one for each machine",
+    )
+    machines: int | None = _given(
+        Whole(2, 256),
+        "with --ray: put the layers of the model on so many machines, this one included, each in "
+        "the budget",
+        "run",
+        "chat",
+    )
+    stage_timeout: float = option_field(
+        60.0,
+        Number(0.1, 86400),
+        "with --machines: seconds without an answer of another machine that are an error",
+        commands=("run", "chat"),
     )
     json_schema: str | None = _form(Text("FILE"), "a JSON schema")
     grammar: str | None = _form(Text("FILE"), "a grammar in llama.cpp's notation (GBNF), or Lark")
@@ -384,6 +413,15 @@ def _check_many(options: argparse.Namespace) -> None:
         raise UsageError("--parallel is for --prompts and --plan")
     if options.answers is not None and options.prompts is None:
         raise UsageError("--answers is for --prompts")
+    if options.machines is not None and options.ray is None:
+        raise UsageError("--machines needs --ray, which says where they are")
+    if options.ray is not None and options.prompts is None and options.machines is None:
+        raise UsageError("--ray is for --prompts or --machines")
+    has_workers = options.ray is not None and options.machines is None
+    if options.workers is not None and not has_workers:
+        raise UsageError("--workers is for --prompts and --ray, without --machines")
+    if has_workers and (forms := _forms(options)):
+        raise UsageError(f"--{forms[0][0]} is for one machine: leave --ray out")
     if options.prompts is None:
         return
     for name in (

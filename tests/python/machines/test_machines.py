@@ -1,0 +1,187 @@
+"""``qsf run --ray ADDRESS --machines N``, ``qsf.ray.open``: the layers of a model over machines."""
+# SPDX-License-Identifier: Apache-2.0
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import qsf
+from make.commands import Run
+from qsf.errors import QsfArgumentError, QsfCancelledError, QsfIOError
+from qsf.ray import cluster, stages
+
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="needs the Python package ray: pip install 'qsf[ray]'"
+)
+quiet = pytest.mark.filterwarnings("ignore")  # Ray's own: open files at the end
+HOW: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 3}
+PROMPT = "Once upon a time"
+
+
+def test_cuts_are_as_the_budgets_where_they_are_allowed() -> None:
+    def anywhere(_cut: int) -> bool:
+        return True
+
+    assert stages.choose_cuts([10] * 8, [100, 100], anywhere) == [4]
+    assert stages.choose_cuts([10] * 8, [300, 100], anywhere) == [6]
+    assert stages.choose_cuts([40, 10, 10, 10, 10], [50, 50], anywhere) == [1]
+    assert stages.choose_cuts([10] * 9, [50, 50, 50], anywhere) == [3, 6]
+    assert stages.choose_cuts([10] * 8, [100, 100], lambda cut: cut < 3) == [2]
+    assert stages.choose_cuts([10] * 4, [1000, 1, 1, 1], anywhere) == [1, 2, 3]
+    assert stages.choose_cuts([10] * 4, [0, 0], anywhere) == [1]
+    with pytest.raises(QsfArgumentError, match="3 are too many: the model can be cut at 1 places"):
+        stages.choose_cuts([10] * 8, [1, 1, 1], lambda cut: cut == 3)
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of three nodes, all on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        ray = cluster.import_ray()
+        patch.setenv("RAY_AUTH_TOKEN", "5" * 64)
+        cluster.import_ray("ray._raylet").AuthenticationTokenLoader.instance().reset_cache()
+        node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        made = cluster.import_ray("ray.cluster_utils").Cluster(
+            initialize_head=True, head_node_args={**node, "include_dashboard": False}
+        )
+        for _ in range(2):
+            made.add_node(**node)
+        made.wait_for_nodes()
+        yield made.address
+        ray.shutdown()
+        made.shutdown()
+
+
+@pytest.fixture
+def actors(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The actors of the stages that are opened here, the first layers' first."""
+    found: list[Any] = []
+    init = stages.Rows.__init__
+
+    def record(self: stages.Rows, actor: Any, *how: Any) -> None:
+        found.append(actor)
+        init(self, actor, *how)
+
+    monkeypatch.setattr(stages.Rows, "__init__", record)
+    return found
+
+
+def pid_of(actor: Any) -> int:
+    return int(stages.wait(actor.pid.remote, "a stage", 30))
+
+
+@needs_ray
+@quiet
+@pytest.mark.slow
+def test_killed_stages_answer_again_with_the_same_text(
+    tiny_llama_8bit: Path, address: str, actors: list[Any]
+) -> None:
+    with qsf.Model(tiny_llama_8bit, ram_budget=None) as whole:
+        want = "".join(whole.generate(PROMPT, **HOW))
+    with qsf.ray.open(tiny_llama_8bit, machines=3, address=address, ram_budget=400) as model:
+        assert "".join(model.generate(PROMPT, **HOW)) == want
+        assert len({pid_of(actor) for actor in actors} | {os.getpid()}) == 3
+        for actor in actors:
+            model.session.rewind(0)
+            pid, got = pid_of(actor), ""
+            for n, piece in enumerate(model.generate(PROMPT, **HOW)):
+                got += piece
+                if n == 3:
+                    os.kill(pid, signal.SIGKILL)
+            assert got == want
+            assert pid_of(actor) != pid
+    with pytest.raises(QsfIOError, match="a stage is lost"):  # closed with the model
+        pid_of(actors[0])
+
+
+@needs_ray
+@quiet
+@pytest.mark.slow
+def test_a_silent_stage_is_named_and_a_cancel_is_heard(
+    tiny_llama_8bit: Path, address: str, actors: list[Any]
+) -> None:
+    how: dict[str, Any] = {"address": address, "ram_budget": 400, "stage_timeout": 2.5}
+    with qsf.ray.open(tiny_llama_8bit, machines=2, **how) as model:
+        want = "".join(model.generate(PROMPT, **HOW))
+        pid = pid_of(actors[0])
+        model.session.rewind(0)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(QsfIOError, match=r"layers 0 to \d on .*: no answer for 2.5 s"):
+                list(model.generate(PROMPT, **HOW))
+            started = time.monotonic()
+            with pytest.raises(QsfCancelledError):
+                stages.wait(
+                    actors[0].pid.remote, "it", 60, lambda: time.monotonic() > started + 0.2
+                )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert "".join(model.generate(PROMPT, **HOW)) == want
+
+
+@needs_ray
+@pytest.mark.slow
+def test_a_server_over_machines(tiny_chat_8bit: Path, address: str) -> None:
+    words = ["serve", str(tiny_chat_8bit), "--ray", address, "--machines", "2", "--port", "0"]
+    words += ["--ram-budget", "400"]
+    how: dict[str, Any] = {"temperature": 0, "max_tokens": 8}
+    messages = [{"role": "user", "content": "Hi"}]
+    with qsf.Model(tiny_chat_8bit, ram_budget=None) as whole:
+        want = "".join(whole.chat(messages, **how))
+    with subprocess.Popen(
+        [sys.executable, "-m", "qsf", *words], stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stderr is not None
+            said = ""
+            while "http://" not in said:
+                line = server.stderr.readline()
+                assert line, said
+                said += line
+            assert said.startswith("layers 0 to 2 on ")
+            found = re.search(r"http://\S+", said)
+            assert found is not None
+            ask = urllib.request.Request(
+                f"{found[0]}/v1/chat/completions",
+                json.dumps({"messages": messages, **how}).encode(),
+                {"Content-Type": "application/json"},
+            )
+            with urllib.request.urlopen(ask, timeout=60) as response:
+                answer = json.load(response)
+        finally:
+            server.terminate()
+    assert answer["choices"][0]["message"]["content"] == want
+
+
+@needs_ray
+@quiet
+@pytest.mark.slow
+def test_commands_over_machines(run: Run, tiny_llama_8bit: Path, address: str) -> None:
+    ask = (tiny_llama_8bit, "-p", PROMPT, "-n", 12, "--temperature", 0, "--ram-budget", 400)
+    alone = run(*ask, "-q")
+    over = (*ask, "--ray", address, "--machines")
+    done = run(*over, 3)
+    assert (done.returncode, done.stdout) == (0, alone.stdout), done.stderr
+    assert done.stderr.count("layers ") == 3
+    plan = run(*over, 2, "--plan")
+    assert plan.stdout.startswith("layers 0 to 2 on "), plan.stderr
+    assert "layers 3 to 5 on " in plan.stdout
+    few = run(*over, 9)
+    assert (few.returncode, few.stdout) == (1, "")
+    assert "9 machines: the Ray cluster has 3" in few.stderr
+    small = run(*over[:-3], "--ram-budget", 60, *over[-3:], 2)
+    assert small.returncode == 1
+    assert "does not fit in 60.0 MB" in small.stderr
