@@ -221,9 +221,9 @@ typedef struct qsf_model_facts {
     uint32_t head_dim;
     uint32_t ffn_dim;
     uint32_t n_vocab;
-    uint32_t max_tokens; /* the longest sequence that the model was trained for */
+    uint32_t max_tokens;  /* the longest sequence that the model was trained for */
     uint32_t is_windowed; /* 1: layers have windows, so a sequence is cut near its end only */
-    uint32_t bos_id; /* or QSF_TOKEN_NONE; the same for the next two */
+    uint32_t bos_id;      /* or QSF_TOKEN_NONE; the same for the next two */
     uint32_t eos_id;
     uint32_t pad_id;
     uint64_t n_parameters;
