@@ -48,7 +48,7 @@ c_build = $(CMAKE) -S . -B build/$(1) -DQSF_BUILD_TESTS=ON -DQSF_BUILD_BINDING=O
 		{ cat build/$(1).log; exit 1; }
 ctest = $(CTEST) --test-dir build/$(1) -j $(JOBS) --timeout 600 --output-on-failure --no-tests=error
 
-.PHONY: help demo link test test-c test-py check check-isa check-hostile check-san check-arm check-old check-targets check-slow \
+.PHONY: help demo link test test-c test-py check check-isa check-ray check-hostile check-san check-arm check-old check-targets check-slow \
 	check-musl-python check-windows-python check-real program amalgamation lint format fuzz baseline wheels \
 	release install clean
 .NOTPARALLEL:
@@ -151,6 +151,14 @@ check-real: build/test.stamp ## real models: MODELS=FOLDER with GGUF files; TABL
 	@$(PY) -c 'import xllamacpp' 2>/dev/null || $(PY) -m pip install -q xllamacpp || true
 	@QSF_REAL_MODELS="$(abspath $(MODELS))" QSF_REAL_TABLE="$(TABLE)" \
 		$(PY) -m pytest -rsx -m real tests/python/real $(PYTEST_ARGS)
+
+# Ray takes 500 MB, so it has a folder of its own, with the packages of the environment behind it.
+check-ray: build/test.stamp ## batches and stages on a real Ray: processes of this machine stand for others
+	@test -e build/ray/bin/ray || { $(PY) -m venv build/ray && \
+		build/ray/bin/python -m pip install -q "$$(sed -n 's/^ray = \["\(.*\)"\].*/\1/p' pyproject.toml)"; }
+	@$(PY) -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' \
+		>"$$(build/ray/bin/python -c 'import site; print(site.getsitepackages()[0])')/qsf.pth"
+	@build/ray/bin/python -m pytest -rs -m "slow or not slow" tests/python/machines $(PYTEST_ARGS)
 
 check: lint check-isa check-san check-slow test ## everything that this machine can run
 

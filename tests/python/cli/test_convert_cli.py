@@ -89,9 +89,10 @@ def test_conversion_reports_what_it_did(tmp_path: Path, here: Here) -> None:
     assert summary[0].startswith(f"{out}: ")
     assert "bits a weight" in summary[0]
     assert ", peak memory " in summary[0]
-    assert summary[1].startswith("KV cache ")
-    assert summary[2].startswith("least like its source: ")
-    (line,) = summary[3:]
+    assert summary[1].startswith("auto, in the bytes of Q4_K_M: ")
+    assert summary[2].startswith("KV cache ")
+    assert summary[3].startswith("least like its source: ")
+    (line,) = summary[4:]
     words = shlex.split(line.removeprefix("next: "))
     assert words[1:] == ["run", str(out), "--prompt", "Once upon a time"]
     # It works as it stands where the command was typed.

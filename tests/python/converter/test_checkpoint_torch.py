@@ -301,7 +301,7 @@ OLD_START = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03."
     [
         (OLD_START + bytes(100), "old format.*weights_only=True"),
         (b"sys_info".ljust(257, b"\0") + b"ustar" + bytes(300), "old format"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of Git LFS"),
         (b"", "it is no zip file"),
         (pickle.dumps({"x": 1}, 2), "it is no zip file"),
         (b"PK\x03\x04", "truncated"),

@@ -259,7 +259,7 @@ def test_models_are_called_what_users_call_them(
             is_quiet=True,
             is_yes=True,
             serving=ServeOptions(),
-            opening=SimpleNamespace(draft="auto"),
+            opening=SimpleNamespace(draft="auto", adapters=()),
         )
         found = serve._find(asked)
         assert not isinstance(found, int)
