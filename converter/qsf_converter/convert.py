@@ -27,6 +27,7 @@ from qsf.file.layout import Dtype, dtype_name
 from qsf.file.partial import remove_abandoned
 from qsf.file.writer import Writer
 from qsf.foreign_json import read_json
+from qsf.native.binding import describe_machine
 from qsf.report.record import Quality, Report, cost_lines
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
@@ -66,8 +67,9 @@ from qsf_converter.sources.checkpoint_files import READABLE as PLAIN
 from qsf_converter.sources.source import Source, open_source
 from qsf_converter.text.tables import tables_of
 
-# Up to this many auto is the default: it takes three minutes of two cores (docs/quality.md).
+# Up to this many auto is the default: three minutes of two cores (docs/quality.md).
 AUTO_WEIGHTS = 2_000_000_000
+AUTO_BYTES = 1_200_000_000  # of memory at most: 985 MiB were measured with 1.8 billion weights
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 
@@ -212,6 +214,12 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     elif is_free and source.is_ternary:
         request = dataclasses.replace(request, quant_type=dtype_name(Dtype.TERNARY))
     elif is_free and request.is_plain and _suits_auto(source):
+        free_bytes = describe_machine().available_bytes
+        if free_bytes < AUTO_BYTES:
+            return request, [
+                f"converted to {request.layer_type}: auto is nearer the source, and takes up to "
+                f"{AUTO_BYTES / 1e6:.0f} MB of memory; {free_bytes / 1e6:.0f} MB are free"
+            ]
         request = dataclasses.replace(request, quant_type=AUTO)
     if source.is_ternary:
         request.check_for_ternary_source()
@@ -219,11 +227,9 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
 
 
 def _suits_auto(source: Source) -> bool:
-    """True if ``auto`` can be the default: it takes a minute, and what it needs is there."""
-    facts, n_weights = (
-        source.facts,
-        sum(math.prod(t.shape) for t in source.checkpoint.tensors.values()),
-    )
+    """True if ``auto`` can be the default of a source: what it needs is there."""
+    facts = source.facts
+    n_weights = sum(math.prod(t.shape) for t in source.checkpoint.tensors.values())
     is_computed = not (facts.arch.target_dim or facts.arch.block_layers)
     is_small = n_weights <= AUTO_WEIGHTS and not any(kind.n_experts for kind in facts.kinds)
     if source.tokenizer is None or not is_computed or not is_small:

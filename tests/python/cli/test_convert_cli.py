@@ -195,7 +195,8 @@ def test_a_signal_leaves_nothing(tmp_path: Path, number: int, compress: str) -> 
 def test_memory_does_not_grow_with_the_checkpoint(tmp_path: Path, compress: str) -> None:
     n_bytes = sparse_llama(tmp_path / "m", 3)
     assert n_bytes > 250e6
-    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1, "--compress", compress)
+    done = run(tmp_path / "m", tmp_path / "out.qsf", "--threads", 1, "--compress", compress,
+               "--quant-type", "4bit")  # fmt: skip
     assert done.returncode == 0, done.stderr
     peak_mb = float(done.stdout.rsplit("peak memory ", 1)[1].split()[0])
     (tmp_path / "out.qsf").unlink()

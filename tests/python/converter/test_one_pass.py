@@ -112,6 +112,11 @@ def test_it_is_the_default_where_it_was_measured(
         report = convert(folder, tmp_path / "m.qsf", force=True, **options)
         is_auto = any(note.startswith("auto, ") for note in report.notes)
         assert is_auto == (expected == "auto"), (limit, folder, options)
+    monkeypatch.setattr(sys.modules["qsf_converter.convert"], "AUTO_WEIGHTS", small)
+    monkeypatch.setattr(sys.modules["qsf_converter.convert"], "AUTO_BYTES", 1 << 60)
+    report = convert(tiny_llama_dir, tmp_path / "m.qsf", force=True)
+    assert any("MB are free" in warning for warning in report.warnings)
+    assert not any(note.startswith("auto, ") for note in report.notes)
 
 
 def test_what_auto_cannot_do_is_said(tmp_path: Path, tiny_llama_dir: Path) -> None:
