@@ -116,7 +116,8 @@ static void check_passes(qsf_model *m, const char *what)
         qsf_choose_item choices[2];
         qsf_pass_report report;
         for (int k = 0; k < 2; k++) {
-            items[k] = (qsf_pass_item){s[k], tokens, 1, QSF_WANTS_LAST, NULL, QSF_OK, 0, NULL};
+            items[k] = (qsf_pass_item){
+                .session = s[k], .tokens = tokens, .n_tokens = 1, .wants = QSF_WANTS_LAST};
             choices[k] = (qsf_choose_item){
                 .session = s[k],
                 .how = &how,
