@@ -39,7 +39,7 @@ from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.costs import Costs
 from qsf_converter.original.divergence import Divergence
-from qsf_converter.request import Request
+from qsf_converter.request import AUTO, Request
 from qsf_converter.rounding.compression import StoredLayers
 from qsf_converter.rounding.outliers import TABLE_ACTION
 from qsf_converter.rounding.pieces import (
@@ -96,14 +96,15 @@ def _packed(
         if t.rule.target == TensorType.K and any(t.exponents)
     }
     origin = source.origin
-    has_type = request.layer_type == KEEP and origin.type_name
+    kinds = {KEEP: origin.type_name, AUTO: AUTO}  # by the name that users know
+    type_name = kinds.get(request.layer_type)
     layers, embeddings = map(dtype_name, types)
     options = {**request.meta_options(), "quant_type": layers, "embed_type": embeddings}
     meta = {
         "source": {
             "name": origin.name,
             "architecture": source.family.name,
-            **({"type": origin.type_name} if has_type else {}),
+            **({"type": type_name} if type_name else {}),
             "config_sha256": origin.config_sha256,
             "weights_sha256": digest,
             **({} if origin.stored is None else {"stored": origin.stored}),

@@ -41,7 +41,8 @@ def _source_field(reader: Reader, name: bytes) -> str:
     return match[1].decode() if match else ""
 
 
-TYPE_NAMES = (*(dtype_name(kind) for kind in Dtype if kind not in (Dtype.MIXED, Dtype.F32, *KEPT)),)
+_UNNAMED = (Dtype.MIXED, Dtype.F32, *KEPT)
+TYPE_NAMES = ("auto", *(dtype_name(kind) for kind in Dtype if kind not in _UNNAMED))
 
 
 def our_type(name: str) -> str:

@@ -15,7 +15,6 @@ from qsf.find import store
 from qsf.find.store import likely_name, suggested
 from qsf.foreign_json import read_json_file
 
-DEFAULT_TYPE = "4bit"
 VECTORS_TYPE = "8bit"  # of models for vectors of texts, which have no answers to judge
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([^/]+/[^/?#]+)")
@@ -43,7 +42,7 @@ class Named:
 
     @property
     def quant_type(self) -> str:
-        """The type to convert to, by our name; "": the converter's choice for this GGUF file."""
+        """The type to convert to, by our name; "": the converter's choice for this model."""
         type_name = self.type_name
         is_file = self.path is not None and self.path.is_file()
         if is_file and self.path is not None and type_name.lower() not in TYPE_NAMES:
@@ -53,7 +52,7 @@ class Named:
         if type_name:
             return our_type(type_name)
         is_for_vectors = self.path is not None and _is_for_vectors(self.path)
-        return VECTORS_TYPE if is_for_vectors else DEFAULT_TYPE
+        return VECTORS_TYPE if is_for_vectors else ""
 
 
 def hub_name(name: str) -> str:

@@ -68,7 +68,7 @@ def _kept_of(named: Named) -> Path | None:
 
 
 def _converted(source: Path, name: str, quant_type: str, *, is_quiet: bool) -> Path:
-    out = store.place_of(name, quant_type or "gguf")
+    out = store.place_of(name, quant_type or ("gguf" if source.is_file() else "default"))
     fingerprint = store.fingerprint_of(source)
 
     def is_there() -> bool:

@@ -106,10 +106,10 @@ def test_names_of_the_hub_and_what_they_take(
     qsf: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for model, repo, quant_type in (
-        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", "4bit"),
+        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", ""),
         ("Qwen/Qwen3-4B:8bit", "Qwen/Qwen3-4B", "8bit"),
         ("org/name:Q4_K_M", "org/name", "4bit"),
-        ("https://huggingface.co/org/name/tree/main", "org/name", "4bit"),
+        ("https://huggingface.co/org/name/tree/main", "org/name", ""),
         ("hf.co/org/name:Q8_0", "org/name", "8bit"),
         ("qwen3:4b", "unsloth/Qwen3-4B-GGUF", "4bit"),
         ("Qwen3:4B:Q8_0", "unsloth/Qwen3-4B-GGUF", "8bit"),
@@ -173,7 +173,7 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     run_child.assert_called_once()
     assert path.parent == cache / "qsf" / "models"
     assert is_qsf_file(path)
-    assert f"converting {source} to 4bit, once: {path}" in capfd.readouterr().err
+    assert f"converting {source}, once: {path}" in capfd.readouterr().err
     before = path.stat().st_mtime_ns
     assert find_model(str(source)) == path
     assert capfd.readouterr().err == ""
@@ -184,7 +184,7 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     by_name, by_path = (plans_of(model, {"ram_budget": 100})[0] for model in (str(source), path))
     assert by_name.process_bytes > by_path.process_bytes + (1 << 20)  # a plan counts the search
     (kept,) = store.all_kept()
-    assert (kept.name, kept.quant_type) == (str(source), "4bit")
+    assert (kept.name, kept.quant_type) == (str(source), "auto")
     listed = json.loads(qsf("list", "--json").stdout)
     assert [(m["name"], m["family"]) for m in listed] == [(str(source), "llama")]
     (source / "config.json").write_text('{"architectures": ["OddForCausalLM"]}', "utf-8")
@@ -193,7 +193,7 @@ def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     assert failed.stderr.startswith("qsf convert: error: ")
     assert store.all_kept() == [kept]
     removed = qsf("rm", source)
-    assert removed.stdout.startswith(f"removed {source}:4bit")
+    assert removed.stdout.startswith(f"removed {source}:auto")
     assert list(path.parent.iterdir()) == []
     assert "no models yet" in qsf("list").stdout
     assert "there is no converted model" in qsf("rm", source).stderr
@@ -250,12 +250,12 @@ def test_a_model_is_pulled_shown_and_removed(qsf: Run, hub: FakeHub) -> None:
     assert hub.fetched == []
     (kept,) = store.all_kept()
     short = REPO.split("/")[1]
-    assert qsf("list").stdout.splitlines()[1].split()[:2] == [short, "4bit"]
-    assert meaning_of(short) == meaning_of(f"{short}:4bit") == Named(kept.path, is_qsf=True)
+    assert qsf("list").stdout.splitlines()[1].split()[:2] == [short, "auto"]
+    assert meaning_of(short) == meaning_of(f"{short}:auto") == Named(kept.path, is_qsf=True)
     for name in (REPO, short):
         shown = qsf("show", name)
         assert (shown.returncode, shown.stderr) == (0, "")
-        for line in ("type      4bit\n", "context   up to 512 tokens\n", "sampling  temperature "):
+        for line in ("type      auto\n", "context   up to 512 tokens\n", "sampling  temperature "):
             assert line in shown.stdout
     assert qsf("show", short, "--verbose").stdout == qsf("inspect", kept.path).stdout
     with pytest.raises(QsfIOError, match="there is no such file"):
@@ -511,8 +511,8 @@ def test_the_makers_pooling_comes_with_the_model(qsf: Run, hub: FakeHub, tmp_pat
     with package.Model(*models(tmp_path), ram_budget=None) as model:
         assert (model.text_vectors.pooling, model.info.quant_type) == ("cls", "8bit")
     for name, quant_type in (
-        ("BertModel", "8bit"), ("XLMRobertaForMaskedLM", "8bit"), ("GPT2LMHeadModel", "4bit"),
-        ("LlamaForCausalLM", "4bit"), ("Gemma3ForConditionalGeneration", "4bit"),
+        ("BertModel", "8bit"), ("XLMRobertaForMaskedLM", "8bit"), ("GPT2LMHeadModel", ""),
+        ("LlamaForCausalLM", ""), ("Gemma3ForConditionalGeneration", ""),
     ):  # fmt: skip
         other = tmp_path / name
         other.mkdir()
