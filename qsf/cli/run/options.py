@@ -94,7 +94,7 @@ _MORE_EPILOG = """\
   qsf run model.qsf --prompts asked.jsonl --parallel 8 > answers.jsonl
 
 MODEL is a .qsf file, a HuggingFace folder, a GGUF file, a folder of the HuggingFace cache, or the
-name of a model there: Qwen/Qwen3-4B. What is no .qsf file is converted once, to 4 bits a weight;
+name of a model there: Qwen/Qwen3-4B. What is no .qsf file is converted once, as by qsf convert;
 MODEL:8bit asks for another type. `qsf list` shows what was converted.
 
 Defaults of your own: ~/.config/qsf/config.toml, with lines such as ram-budget = "1GB".
