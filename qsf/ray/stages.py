@@ -30,6 +30,7 @@ _MAX_RESTARTS = 8
 _MAX_RETRIES = 3
 _SLICE_SECONDS = 0.1  # in which a cancel is heard
 _OPENING_SECONDS = 600
+_QUIET_SECONDS = 5.0  # without an answer, after which a line says so
 _RAY_BYTES = 150 * BYTES_PER_MB  # of a machine, in no budget
 _SAME = slice(24, 32)  # of a state's key: the C library's cosines, the version
 
@@ -110,6 +111,8 @@ def open_stages(
         how = replace(options, layers=(last.first, last.end))
         if options.draft == "auto" and call_with(Model.plan, model, how).state_bytes:
             how = replace(how, draft="off")  # a stage would evaluate the tokens before them again
+        if rows is not None:
+            rows.note = note
         how = replace(how, rows=rows)
         with Model.opened(model, how) as opened:
             mine = state_key(opened._opened.native)[_SAME]
@@ -242,12 +245,17 @@ class Rows:
 
     def __init__(self, actor: Any, name: str, timeout: float) -> None:
         self._actor, self._name, self._timeout = actor, name, timeout
+        self.note: Callable[[str], None] | None = None  # a later stage's has none
 
     def __call__(self, wanted: list[RowsWanted], is_cancelled: Callable[[], bool]) -> Any:
         """Return the rows; see ``wait`` for what it raises."""
         request = [(sequence, tokens.tobytes(), n_new) for sequence, tokens, n_new in wanted]
         return wait(
-            lambda: self._actor.rows.remote(request), self._name, self._timeout, is_cancelled
+            lambda: self._actor.rows.remote(request),
+            self._name,
+            self._timeout,
+            is_cancelled,
+            self.note,
         )
 
 
@@ -256,8 +264,11 @@ def wait(
     name: str,
     timeout: float,
     is_cancelled: Callable[[], bool] | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Any:
     """Return the result of ``call()``, which is made again while the part's process is not there.
+
+    ``note`` gets a text when there is no answer for some seconds.
 
     Raises:
         QsfIOError: the part of this name is lost, or silent for ``timeout`` seconds.
@@ -265,12 +276,16 @@ def wait(
         QsfError: that of the call.
     """
     ray, exceptions = import_ray(), import_ray("ray.exceptions")
-    deadline = time.monotonic() + timeout
+    started = time.monotonic()
     ref = call()
     while True:
         if is_cancelled is not None and is_cancelled():
             raise QsfCancelledError(f"cancelled while waiting for {name}")
-        if time.monotonic() > deadline:
+        quiet_seconds = time.monotonic() - started
+        if note is not None and quiet_seconds > _QUIET_SECONDS:
+            note(f"{name}: no answer for {_QUIET_SECONDS:g} s; waiting for {timeout:g} s")
+            note = None
+        if quiet_seconds > timeout:
             raise QsfIOError(f"{name}: no answer for {timeout:g} s (--stage-timeout)")
         if not ray.wait([ref], timeout=_SLICE_SECONDS)[0]:
             continue

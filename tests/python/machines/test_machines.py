@@ -21,6 +21,7 @@ import pytest
 import qsf
 from make.commands import Run
 from qsf.errors import QsfArgumentError, QsfCancelledError, QsfIOError
+from qsf.options import ModelOptions
 from qsf.ray import cluster, stages
 
 needs_ray = pytest.mark.skipif(
@@ -111,10 +112,13 @@ def test_killed_stages_answer_again_with_the_same_text(
 @quiet
 @pytest.mark.slow
 def test_a_silent_stage_is_named_and_a_cancel_is_heard(
-    tiny_llama_8bit: Path, address: str, actors: list[Any]
+    tiny_llama_8bit: Path, address: str, actors: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    how: dict[str, Any] = {"address": address, "ram_budget": 400, "stage_timeout": 2.5}
-    with qsf.ray.open(tiny_llama_8bit, machines=2, **how) as model:
+    monkeypatch.setattr(stages, "_QUIET_SECONDS", 0.5)
+    said: list[str] = []
+    how: dict[str, Any] = {"address": address, "timeout": 2.5, "note": said.append}
+    options = ModelOptions(ram_budget=400)
+    with stages.open_stages(tiny_llama_8bit, options, 2, **how) as model:
         want = "".join(model.generate(PROMPT, **HOW))
         pid = pid_of(actors[0])
         model.session.rewind(0)
@@ -122,6 +126,7 @@ def test_a_silent_stage_is_named_and_a_cancel_is_heard(
         try:
             with pytest.raises(QsfIOError, match=r"layers 0 to \d on .*: no answer for 2.5 s"):
                 list(model.generate(PROMPT, **HOW))
+            assert said[-1].endswith("no answer for 0.5 s; waiting for 2.5 s")
             started = time.monotonic()
             with pytest.raises(QsfCancelledError):
                 stages.wait(
