@@ -117,8 +117,7 @@ def run_pass(
             struct.residual = keep[-1]
     report = ffi.new("qsf_pass_report *")
     status = lib.qsf_model_pass(model._live_handle(), structs, len(items), report)
-    if status != lib.QSF_ERR_CANCELLED:
-        check_status(status)
+    check_status(lib.QSF_OK if status == lib.QSF_ERR_CANCELLED else status)  # items say which
     for struct, item in zip(structs, items, strict=True):
         item.is_cancelled = struct.status == lib.QSF_ERR_CANCELLED
     return record(PassReport, report)

@@ -259,6 +259,7 @@ struct qsf_model {
     qsf_forward forward;
     qsf_rows_source source; /* of a stage that is not the first; else NULL */
     void *source_arg;
+    atomic_bool is_deaf; /* the source is asked for a pass that no cancelled session may end */
     qsf_io io;
     qsf_io_setup io_setup;
     bool io_is_probed;

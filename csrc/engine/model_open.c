@@ -529,7 +529,7 @@ static qsf_status prepare_both(qsf_model *m, const char *path, const qsf_faults 
                 "%s only guesses the tokens of a model of hidden dimension %u: give it to that one "
                 "as --draft",
                 path, m->config.target_dim);
-    if (draft_path == NULL)
+    if (draft_path == NULL || m->reader.is_without_head)
         return QSF_OK;
     const qsf_status status = prepare_drafter(m, path, draft_path);
     return status == QSF_OK ? choose_drafter(m) : name_drafter(status, draft_path);

@@ -208,7 +208,10 @@ static qsf_status read_rows(void *arg, float *x, size_t stride)
         };
         n_rows += p->n_tokens;
     }
-    if (m->source(m->source_arg, wanted, n_wanted, x, stride) != 0)
+    atomic_store(&m->is_deaf, r->cancel == NULL);
+    const int fault = m->source(m->source_arg, wanted, n_wanted, x, stride);
+    atomic_store(&m->is_deaf, false);
+    if (fault != 0)
         return qsf_cancel_is_set(r->cancel)
                    ? QSF_FAIL(CANCELLED, "cancelled while waiting for rows")
                    : QSF_FAIL(IO, "no rows came from the layers before layer %u",
@@ -290,6 +293,8 @@ qsf_status qsf_pass_run(qsf_model *m, qsf_pass_part *parts, uint32_t n_parts, qs
     const qsf_cancel cancel = {.flags = m->shared.cancelled, .n = n_parts};
     qsf_status status = QSF_OK;
     const float *logits;
+    for (uint32_t i = 0; i < n_parts; i++)
+        parts[i].status = QSF_ERR_ARG; /* until it has run */
     for (uint32_t i = 0; i < n_parts && m->config.is_encoder; i++)
         QSF_FAIL_IF(parts[i].n_rows != 0 || parts[i].session->n_tokens != 0, ARG,
                     "this model is an encoder: it makes vectors of whole texts (qsf embed, "

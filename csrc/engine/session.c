@@ -134,7 +134,7 @@ void qsf_session_cancel(qsf_session *s)
 
 uint32_t qsf_session_is_cancelled(const qsf_session *s)
 {
-    return s != NULL && atomic_load(&s->cancelled);
+    return s != NULL && atomic_load(&s->cancelled) && !atomic_load(&s->model->is_deaf);
 }
 
 qsf_status qsf_session_check_logits(const qsf_session *s)

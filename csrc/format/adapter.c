@@ -179,6 +179,8 @@ static qsf_status parse_matrices(qsf_adapter *a, const qsf_reader *r, const qsf_
         qsf_low_rank *const matrix = &a->matrices[i];
         QSF_TRY(parse_matrix(a, e, r, &off, &last, matrix));
         matrix->factor *= a->scale;
+        QSF_FAIL_IF(!isfinite(matrix->factor), ARG, "its factor times the scale %g is not finite",
+                    (double)a->scale);
         add_to_layer(matrix, qsf_load_u32(e), find_matrix(qsf_load_u32(e + 4)), r, c, layers);
     }
     QSF_FAIL_IF(off != a->file.n_bytes, FORMAT, "it has bytes behind its last matrix");

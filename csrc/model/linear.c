@@ -282,6 +282,8 @@ static void run_low_items(void *arg, size_t begin, size_t end, size_t worker_idx
     (void)worker_idx;
     for (size_t i = begin; i < end; i++) {
         const qsf_linear *const l = &job->linears[i % job->n_linears];
+        if (l->low_rank == NULL)
+            continue;
         const size_t first = i / job->n_linears * LOW_TOKENS;
         const size_t n_left = job->x->n_tokens - first;
         const qsf_acts x = qsf_acts_rows(job->x, first, QSF_MIN(n_left, LOW_TOKENS));

@@ -145,7 +145,7 @@ void qsf_scratch_layout(qsf_scratch *s, qsf_arena *a, const qsf_config *c, const
     s->sinks =
         qsf_arena_push(a, c->n_blocks != 0 ? n * qsf_stride(c->n_heads) : 0, sizeof *s->sinks);
     s->outliers = qsf_arena_push(a, c->outliers_bytes, 1);
-    s->low = qsf_arena_push(a, 3 * n * c->low_cols, sizeof *s->low);
+    s->low = qsf_arena_push(a, (uint64_t)3 * n * c->low_cols, sizeof *s->low);
     layout_routed(&s->routed, a, c, n, s->dim_stride);
     layout_acts(&s->acts, a, n_wide * widest,
                 (c->has_fine_acts ? 2 : 1) * n_wide * widest / QSF_BLOCK);

@@ -55,9 +55,10 @@ _of_source = threading.local()
 
 def check_status(status: int) -> None:
     """Raise the exception that belongs to ``status``, a ``qsf_status``, unless it is ``QSF_OK``."""
+    cause = _of_source.__dict__.pop("error", None)
     if status != lib.QSF_OK:
-        cause = _of_source.__dict__.pop("error", None)
-        if cause is not None and not isinstance(cause, errors.QsfCancelledError):
+        is_of_pass = status == lib.QSF_ERR_IO and not isinstance(cause, errors.QsfCancelledError)
+        if cause is not None and is_of_pass:
             raise cause
         raise error_of(status)
 
@@ -369,7 +370,11 @@ class _Owner:
             )
 
     def __call__(self, handle: Any) -> None:
-        if not self.is_elsewhere:
+        if self.is_elsewhere:
+            return
+        if getattr(_of_source, "is_asked", False):  # the engine's locks are held below this call
+            threading.Thread(target=self._close, args=(handle,)).start()
+        else:
             self._close(handle)
 
 
@@ -458,9 +463,14 @@ class NativeModel(_Handle):
         def source(_arg: Any, structs: Any, n: int, out: Any, stride: int) -> int:
             wanted = [_rows_wanted(struct) for struct in structs[0:n]]
             sessions = [struct.session for struct in structs[0:n]]
-            data = memoryview(
-                rows(wanted, lambda: all(map(lib.qsf_session_is_cancelled, sessions)))
-            )
+            is_asked = getattr(_of_source, "is_asked", False)  # by a stage before this one, too
+            _of_source.is_asked = True
+            try:
+                data = memoryview(
+                    rows(wanted, lambda: all(map(lib.qsf_session_is_cancelled, sessions)))
+                )
+            finally:
+                _of_source.is_asked = is_asked
             n_rows = sum(each.n_new for each in wanted)
             n_bytes = 4 * self._dim
             if data.nbytes != n_rows * n_bytes:

@@ -16,7 +16,7 @@ from qsf.file.layout import HEADER_BYTES
 from qsf.file.open_file import is_qsf_file
 from qsf.foreign_json import JsonError, read_json
 from qsf.model import Model
-from qsf.native.opening import BYTES_PER_MB, budget_mb
+from qsf.native.opening import BYTES_PER_MB, adapter_and_scale, budget_mb
 from qsf.options import GenerationOptions, ModelOptions, Whole, call_with, check_value
 from qsf.ray.cluster import connect, import_ray, live_nodes
 
@@ -72,7 +72,7 @@ def map(
         warnings.simplefilter("ignore")
         return dataset.map_batches(
             Answerer,
-            fn_constructor_args=(os.fspath(model), header_of(model), opening, generation),
+            fn_constructor_args=(os.fspath(model), headers_of(model, opening), opening, generation),
             batch_format="pyarrow",
             batch_size=batch_size,
             compute=data.ActorPoolStrategy(min_size=least, max_size=most),
@@ -121,31 +121,44 @@ def _memory_bytes(opening: ModelOptions) -> int | None:
     return n_mb * BYTES_PER_MB if isinstance(n_mb, int) else None
 
 
-def header_of(path: str | os.PathLike[str]) -> bytes:
-    """Return the part of a file that has the checksums of all others; empty if it is not here."""
-    if not is_qsf_file(path):
-        return b""
-    with Path(path).open("rb") as file:
-        return file.read(HEADER_BYTES)
+def headers_of(path: str | os.PathLike[str], opening: ModelOptions) -> tuple[bytes, ...]:
+    """Return the part with the checksums of all others of a file, then of each of its adapters.
+
+    The first is empty if the file is not here.
+    """
+    adapters = [adapter_and_scale(text)[0] for text in opening.adapters]
+    found = [] if is_qsf_file(path) else [b""]
+    for each in [*([] if found else [path]), *adapters]:
+        with Path(each).open("rb") as file:
+            found.append(file.read(HEADER_BYTES))
+    return tuple(found)
 
 
-def check_header(path: str, header: bytes) -> None:
-    """Raise QsfFormatError unless the file at ``path`` has this header; empty: any file may."""
-    if header and header_of(path) not in (b"", header):
-        raise QsfFormatError(f"{path} is another file on {socket.gethostname()} than at the start")
+def check_headers(path: str, opening: ModelOptions, headers: tuple[bytes, ...]) -> None:
+    """Raise QsfFormatError unless the files have the headers that ``headers_of`` gave elsewhere."""
+    names = (path, *opening.adapters)
+    for name, mine, theirs in zip(names, headers_of(path, opening), headers, strict=True):
+        if mine and theirs and mine != theirs:
+            raise QsfFormatError(
+                f"{name} is another file on {socket.gethostname()} than at the start"
+            )
 
 
 class Answerer:
     """A worker: a model in a budget of its own, which answers blocks of prompts."""
 
     def __init__(
-        self, name: str, header: bytes, opening: ModelOptions, generation: GenerationOptions
+        self,
+        name: str,
+        headers: tuple[bytes, ...],
+        opening: ModelOptions,
+        generation: GenerationOptions,
     ) -> None:
         """Open the model.
 
-        Raises QsfFormatError if its file is not the one with this header; empty: any file is.
+        Raises QsfFormatError if its files are not those with these headers.
         """
-        check_header(name, header)
+        check_headers(name, opening, headers)
         self._model = call_with(Model.from_pretrained, name, opening)
         self._generation = generation
 

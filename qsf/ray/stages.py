@@ -21,7 +21,7 @@ from qsf.model import Model
 from qsf.native.binding import RowsWanted, describe_machine, state_key
 from qsf.native.opening import BYTES_PER_MB, budget_mb
 from qsf.options import ModelOptions, Whole, call_with, check_value
-from qsf.ray.batch import check_header, header_of
+from qsf.ray.batch import check_headers, headers_of
 from qsf.ray.cluster import STAGE_ENVIRONMENT, connect, import_ray, live_nodes
 from qsf.stage import Stage
 
@@ -104,7 +104,7 @@ def open_stages(
             how = replace(options, layers=(part.first, part.end), draft="off")
             actor = of_stage.options(
                 scheduling_strategy=strategy, runtime_env={"env_vars": STAGE_ENVIRONMENT}
-            ).remote(os.fspath(model), header_of(model), how, part, rows)
+            ).remote(os.fspath(model), headers_of(model, how), how, part, rows)
             actors.append(actor)
             rows = Rows(actor, part.name, timeout)
         last = parts[-1]
@@ -222,9 +222,14 @@ class Host:
     """The actor that has a stage."""
 
     def __init__(
-        self, path: str, header: bytes, options: ModelOptions, part: Part, rows: Rows | None
+        self,
+        path: str,
+        headers: tuple[bytes, ...],
+        options: ModelOptions,
+        part: Part,
+        rows: Rows | None,
     ) -> None:
-        check_header(path, header)
+        check_headers(path, options, headers)
         self._stage = Stage.opened(path, replace(options, rows=rows))
 
     def rows(self, wanted: list[tuple[int, bytes, int]]) -> bytes:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -217,6 +219,54 @@ def test_a_source_that_fails_leaves_sessions_as_they_were(tiny_llama_8bit: Path)
         failing.append(QsfCancelledError("nobody asked for that"))
         with pytest.raises(QsfIOError, match="no rows came from the layers before layer 3"):
             model.logits([1, 5, 9, 13])
+
+
+def test_a_cancelled_session_does_not_end_a_batch(golden: Callable[[Case], Path]) -> None:
+    """Its states lag behind a rewind, so the pass begins by evaluating what it lacks."""
+    case = golden_families.cases()["qwen3_5"]
+    with staged(golden(case), [3]) as (_, model), model.create_session() as other:
+        model.logits(case.tokens)
+        model.session.rewind(37)
+        other.logits(case.tokens[:5])
+        model.session.cancel()
+        items = [PassItem(session, array("I", [3]), "last") for session in (model.session, other)]
+        model.run_pass(items)
+        assert [item.is_cancelled for item in items] == [True, False]
+
+
+def test_a_session_may_be_collected_while_rows_are_awaited(tiny_llama_8bit: Path) -> None:
+    """The engine's locks are held then, and a session takes one to end."""
+
+    def rows(wanted: list[RowsWanted], is_cancelled: Callable[[], bool]) -> Any:
+        gc.collect()
+        return stage.rows(wanted, is_cancelled)
+
+    with (
+        closing(Stage(tiny_llama_8bit, layers=(0, 3), ram_budget=None)) as stage,
+        qsf.Model(
+            tiny_llama_8bit, layers=(3, 6), rows=rows, ram_budget=None, sessions=2
+        ) as model,
+    ):
+        circle: list[Any] = [model.create_session()]
+        circle.append(circle)
+        del circle
+        thread = threading.Thread(target=model.logits, args=([1, 5],), daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_an_error_of_a_cancelled_source_is_not_told_later(tiny_llama_8bit: Path) -> None:
+    def rows(_wanted: list[RowsWanted], _is_cancelled: Callable[[], bool]) -> Any:
+        model.cancel()
+        raise QsfIOError("the network is down")
+
+    with qsf.Model(tiny_llama_8bit, layers=(3, 6), rows=rows, ram_budget=None) as model:
+        item = PassItem(model.session, array("I", [1]), "last")
+        model.run_pass([item])
+        assert item.is_cancelled
+        with pytest.raises(QsfArgumentError, match="cannot rewind"):
+            model.session.rewind(10**6)
 
 
 def test_a_wait_for_rows_hears_a_cancel(tiny_llama_8bit: Path) -> None:

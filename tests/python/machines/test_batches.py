@@ -68,13 +68,15 @@ def test_a_token_that_others_may_read_is_refused(
 def test_a_worker_refuses_another_file(tiny_llama_8bit: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.qsf"
     other.write_bytes(tiny_llama_8bit.read_bytes()[:100] + bytes(28))
-    with pytest.raises(QsfFormatError, match="is another file on"):
-        batch.Answerer(
-            str(other),
-            batch.header_of(tiny_llama_8bit),
-            qsf.options.ModelOptions(),
-            qsf.options.GenerationOptions(),
-        )
+    generation, plain = qsf.options.GenerationOptions(), qsf.options.ModelOptions()
+    headers = batch.headers_of(tiny_llama_8bit, plain)
+    with pytest.raises(QsfFormatError, match=r"other\.qsf is another file on"):
+        batch.Answerer(str(other), headers, plain, generation)
+    changed = qsf.options.ModelOptions(lora=f"{other}:0.5")
+    headers = batch.headers_of(tiny_llama_8bit, changed)
+    other.write_bytes(bytes(128))
+    with pytest.raises(QsfFormatError, match=r"other\.qsf:0\.5 is another file on"):
+        batch.Answerer(str(tiny_llama_8bit), headers, changed, generation)
 
 
 # ---- with Ray ----
