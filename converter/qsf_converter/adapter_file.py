@@ -107,7 +107,7 @@ class _Base:
     def __init__(self, reader: Reader) -> None:
         meta = read_meta(reader) or {}
         quality, source = Quality.from_meta(meta.get("quality")), meta.get("source")
-        family = FAMILIES.get(source.get("architecture", "")) if isinstance(source, dict) else None
+        family = FAMILIES.get(str(source.get("architecture"))) if isinstance(source, dict) else None
         again = f"make it again: qsf convert MODEL {reader.path} --force"
         if quality is None or family is None or not isinstance(meta.get(KEY_EXPONENTS), dict):
             raise QsfConversionError(
@@ -156,6 +156,8 @@ class _Base:
 
         if magnitude is not None:
             refuse("as DoRA does, by the lengths of rows")
+        if not change.factor:
+            refuse("by nothing: its scale is 0")
         if len(a) > _MAX_RANK:
             refuse(f"with rank {len(a)}, above {_MAX_RANK}")
         row = 0
@@ -191,12 +193,16 @@ class _Base:
         shifts = self._exponents.get(str(layer))
         if shifts is None or kind not in (T.Q, T.K):
             return b
-        of = self._kinds[layer]
-        exponents = np.array(shifts, np.int64)
-        if exponents.shape != (of.n_kv_heads * of.head_dim,) or abs(exponents).max() > 64:
+        is_valid = layer < len(self._kinds) and isinstance(shifts, list)
+        if is_valid:
+            of = self._kinds[layer]
+            is_valid = len(shifts) == of.n_kv_heads * of.head_dim
+            is_valid = is_valid and all(type(n) is int and abs(n) <= 64 for n in shifts)
+        if not is_valid:
             raise QsfConversionError(
                 f"{self._path}: {KEY_EXPONENTS} of layer {layer} are malformed"
             )
+        exponents = np.array(shifts, np.int64)
         if kind == T.Q:
             of_heads = -exponents.reshape(of.n_kv_heads, of.head_dim)
             exponents = np.repeat(of_heads, of.n_heads // of.n_kv_heads, axis=0).ravel()

@@ -265,7 +265,18 @@ def convert_command(
 ) -> None:
     """Convert a HuggingFace or GGUF model to one .qsf file with everything needed to run it."""
     if base is not None:
-        _convert_adapter(lora or [], base, [model_dir, out], quant_type, is_forced=force)
+        given = {
+            "--embed-type": embed_type, "--calibration": calibration, "--report": report_out,
+            "--calibration-tokens": calibration_tokens, "--target-size": target_size,
+            "--target-bpw": target_bpw, "--threads": threads, "--no-measure": no_measure,
+            "--compress": compress != DEFAULT_COMPRESSION,
+            "--ternary-rule": ternary_rule != DEFAULT_TERNARY_RULE,
+        }  # fmt: skip
+        for flag, value in given.items():
+            if value not in (None, False):
+                raise QsfArgumentError(f"{flag} is for a model, and --for makes an adapter")
+        places = [model_dir, out]
+        _convert_adapter(lora or [], base, places, quant_type, is_forced=force, is_quiet=quiet)
         return
     if out is None:
         raise QsfArgumentError("OUT is missing: qsf convert MODEL OUT")
@@ -316,11 +327,14 @@ def _convert_adapter(
     quant_type: str | None,
     *,
     is_forced: bool,
+    is_quiet: bool,
 ) -> None:
     (out, more) = places
     if len(lora) != 1 or out is None or more is not None:
         raise QsfArgumentError("with --for it is: qsf convert --lora ADAPTER --for FILE OUT")
     n, rank = convert_adapter(lora[0], base, out, quant_type=quant_type, overwrite=is_forced)
+    if is_quiet:
+        return
     size = out.stat().st_size / _MB
     print(f"{out}: {n} matrices of rank {rank} at most, {size:.1f} MB, for {base}")
     print(f"next: {command.runnable()} run {shlex.quote(str(base))} --lora {shlex.quote(str(out))}")

@@ -69,7 +69,8 @@ from qsf_converter.text.tables import tables_of
 
 # Up to this many auto is the default: three minutes of two cores (docs/quality.md).
 AUTO_WEIGHTS = 2_000_000_000
-AUTO_BYTES = 1_200_000_000  # of memory at most: 985 MiB were measured with 1.8 billion weights
+AUTO_BYTES = 1_000_000_000  # of memory at most, beside this for each thread: 1.8 billion weights
+AUTO_THREAD_BYTES = 100_000_000  # took 1.03 GB with 2 of them, the largest layers 1.82 with 16
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 
@@ -214,11 +215,12 @@ def _with_type(request: Request, source: Source) -> tuple[Request, list[str]]:
     elif is_free and source.is_ternary:
         request = dataclasses.replace(request, quant_type=dtype_name(Dtype.TERNARY))
     elif is_free and request.is_plain and _suits_auto(source):
+        needed_bytes = AUTO_BYTES + AUTO_THREAD_BYTES * (request.n_threads or os.cpu_count() or 1)
         free_bytes = describe_machine().available_bytes
-        if free_bytes < AUTO_BYTES:
+        if free_bytes < needed_bytes:
             return request, [
                 f"converted to {request.layer_type}: auto is nearer the source, and takes up to "
-                f"{AUTO_BYTES / 1e6:.0f} MB of memory; {free_bytes / 1e6:.0f} MB are free"
+                f"{needed_bytes / 1e6:.0f} MB of memory; {free_bytes / 1e6:.0f} MB are free"
             ]
         request = dataclasses.replace(request, quant_type=AUTO)
     if source.is_ternary:
@@ -232,7 +234,9 @@ def _suits_auto(source: Source) -> bool:
     n_weights = sum(math.prod(t.shape) for t in source.checkpoint.tensors.values())
     is_computed = not (facts.arch.target_dim or facts.arch.block_layers)
     is_small = n_weights <= AUTO_WEIGHTS and not any(kind.n_experts for kind in facts.kinds)
-    if source.tokenizer is None or not is_computed or not is_small:
+    # Those of 4 bits have levels that 4bit meets, and the types of auto do not.
+    is_fine = not any(t.dtype == "INT4" for t in source.checkpoint.tensors.values())
+    if source.tokenizer is None or not (is_computed and is_small and is_fine):
         return False
     try:
         return read_calibration_text(source, Request(quant_type=AUTO)) is not None

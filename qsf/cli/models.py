@@ -128,7 +128,7 @@ def pull_model(
         str,
         typer.Argument(
             help="a short name (`qsf list --available`), org/name on the hub, a HuggingFace folder "
-            "or a GGUF file; with :TYPE another type than 4bit",
+            "or a GGUF file; with :TYPE another type than qsf convert's",
             metavar="MODEL",
         ),
     ],

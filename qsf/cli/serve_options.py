@@ -89,10 +89,11 @@ class ServeOptions(CheckedOptions):
         "with --ray: put the layers of the model on so many machines, this one included, each in "
         "the budget",
     )
-    stage_timeout: float = _serve(
-        60.0,
+    stage_timeout: float | None = _serve(
+        None,
         Number(0.1, 86400),
         "with --machines: seconds without an answer of another machine that are an error",
+        "60",
     )
     parallel: int | None = _serve(
         None,
@@ -275,6 +276,8 @@ def parse(arguments: list[str]) -> Request:
         raise UsageError("--no-auth and --api-key-file exclude each other")
     if (serving.ray is None) != (serving.machines is None):
         raise UsageError("--ray and --machines are for each other: where, and how many")
+    if serving.stage_timeout is not None and serving.machines is None:
+        raise UsageError("--stage-timeout is for --machines")
     if serving.machines is not None and (len(given.model) > 1 or serving.allow_pull):
         raise UsageError("--machines is for one MODEL, without --allow-pull")
     if given.kv_policy.startswith("recompute"):

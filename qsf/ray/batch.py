@@ -7,11 +7,11 @@ import os
 import socket
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import QsfArgumentError, QsfError, QsfFormatError
+from qsf.errors import QsfArgumentError, QsfError, QsfFormatError, QsfIOError
 from qsf.file.layout import HEADER_BYTES
 from qsf.file.open_file import is_qsf_file
 from qsf.foreign_json import JsonError, read_json
@@ -68,11 +68,12 @@ def map(
     check_value("workers", most, Whole(least, 4096))
     check_value("batch_size", batch_size, Whole(1))
     data = import_ray("ray.data")
+    headers = headers_of(model, opening)
     with warnings.catch_warnings():  # Ray 2.64 drops max_task_retries, and 2.60 has no other name
         warnings.simplefilter("ignore")
         return dataset.map_batches(
             Answerer,
-            fn_constructor_args=(os.fspath(model), headers_of(model, opening), opening, generation),
+            fn_constructor_args=(wherever(model), headers, wherever_files(opening), generation),
             batch_format="pyarrow",
             batch_size=batch_size,
             compute=data.ActorPoolStrategy(min_size=least, max_size=most),
@@ -121,6 +122,19 @@ def _memory_bytes(opening: ModelOptions) -> int | None:
     return n_mb * BYTES_PER_MB if isinstance(n_mb, int) else None
 
 
+def wherever(path: str | os.PathLike[str]) -> str:
+    """Return the path of a file or folder here from the root, for workers that run elsewhere."""
+    return str(Path(path).resolve()) if Path(path).exists() else os.fspath(path)
+
+
+def wherever_files(opening: ModelOptions) -> ModelOptions:
+    """Return the options with such paths of adapters and of a draft model."""
+    adapters = [adapter_and_scale(text) for text in opening.adapters]
+    lora = tuple(f"{wherever(path)}:{scale!r}" for path, scale in adapters)
+    draft = opening.draft if opening.draft in ("auto", "off") else wherever(opening.draft)
+    return replace(opening, lora=lora, draft=draft)
+
+
 def headers_of(path: str | os.PathLike[str], opening: ModelOptions) -> tuple[bytes, ...]:
     """Return the part with the checksums of all others of a file, then of each of its adapters.
 
@@ -129,8 +143,11 @@ def headers_of(path: str | os.PathLike[str], opening: ModelOptions) -> tuple[byt
     adapters = [adapter_and_scale(text)[0] for text in opening.adapters]
     found = [] if is_qsf_file(path) else [b""]
     for each in [*([] if found else [path]), *adapters]:
-        with Path(each).open("rb") as file:
-            found.append(file.read(HEADER_BYTES))
+        try:
+            with Path(each).open("rb") as file:
+                found.append(file.read(HEADER_BYTES))
+        except OSError as error:
+            raise QsfIOError(f"{each}: {error.strerror}") from error
     return tuple(found)
 
 

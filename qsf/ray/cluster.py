@@ -13,6 +13,7 @@ import re
 import secrets
 import signal
 import socket
+import threading
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
@@ -34,6 +35,7 @@ _ENVIRONMENT = STAGE_ENVIRONMENT | {
     "RAY_enable_metrics_collection": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
+_PORT_SECONDS = 5.0
 _STORE_BYTES = 128 << 20  # of a cluster that is started here: prompts and answers are small
 
 
@@ -76,7 +78,10 @@ def connect(address: str) -> None:
             more = {"include_dashboard": False, "object_store_memory": _STORE_BYTES}
         # Prints what happens to other processes on standard output, where the answers go
         import_ray("ray._private.worker").print_to_stdstream = lambda *_, **_more: None
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        _check_port(address)
+        is_main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if is_main else ()
+        handlers = {number: signal.getsignal(number) for number in numbers}
         try:
             with _without_chatter():
                 ray.init(address=address, log_to_driver=False, logging_level="ERROR", **more)
@@ -89,6 +94,19 @@ def connect(address: str) -> None:
         for number, handler in handlers.items():  # Ray's would end the process without a word
             signal.signal(number, handler)
     check_access([node["NodeManagerAddress"] for node in live_nodes()], _is_authenticated)
+
+
+def _check_port(address: str) -> None:
+    """Raise QsfIOError if nothing listens at HOST:PORT; Ray would wait for minutes, silently."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _PORT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        raise QsfIOError(
+            f"no Ray answers at {address}: {error}; `ray start --head` starts one"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from qsf.model import Model
 from qsf.native.binding import RowsWanted, describe_machine, state_key
 from qsf.native.opening import BYTES_PER_MB, budget_mb
 from qsf.options import ModelOptions, Whole, call_with, check_value
-from qsf.ray.batch import check_headers, headers_of
+from qsf.ray.batch import check_headers, headers_of, wherever, wherever_files
 from qsf.ray.cluster import STAGE_ENVIRONMENT, connect, import_ray, live_nodes
 from qsf.stage import Stage
 
@@ -30,6 +30,7 @@ _MAX_RESTARTS = 8
 _MAX_RETRIES = 3
 _SLICE_SECONDS = 0.1  # in which a cancel is heard
 _OPENING_SECONDS = 600
+_TIMEOUT_SECONDS = 60.0
 _QUIET_SECONDS = 5.0  # without an answer, after which a line says so
 _RAY_BYTES = 150 * BYTES_PER_MB  # of a machine, in no budget
 _SAME = slice(24, 32)  # of a state's key: the C library's cosines, the version
@@ -54,7 +55,7 @@ def open(
     *,
     machines: int,
     address: str = "auto",
-    stage_timeout: float = 60.0,
+    stage_timeout: float = _TIMEOUT_SECONDS,
     **options: Any,
 ) -> AbstractContextManager[Model]:
     """Open a model whose layers lie on so many machines of a Ray cluster; a context manager.
@@ -83,7 +84,7 @@ def open_stages(
     machines: int,
     *,
     address: str,
-    timeout: float,
+    timeout: float | None = None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[Model]:
     """Do what ``open`` does with options that are checked; ``note`` gets a text for each part."""
@@ -92,6 +93,7 @@ def open_stages(
     parts = place(model, options, machines)
     for part in parts:
         note(part.name)
+    options = wherever_files(options)
     strategies = import_ray("ray.util.scheduling_strategies")
     of_stage = ray.remote(num_cpus=0, max_restarts=_MAX_RESTARTS, max_task_retries=_MAX_RETRIES)(
         Host
@@ -104,9 +106,9 @@ def open_stages(
             how = replace(options, layers=(part.first, part.end), draft="off")
             actor = of_stage.options(
                 scheduling_strategy=strategy, runtime_env={"env_vars": STAGE_ENVIRONMENT}
-            ).remote(os.fspath(model), headers_of(model, how), how, part, rows)
+            ).remote(wherever(model), headers_of(model, how), how, part, rows)
             actors.append(actor)
-            rows = Rows(actor, part.name, timeout)
+            rows = Rows(actor, part.name, timeout or _TIMEOUT_SECONDS)
         last = parts[-1]
         how = replace(options, layers=(last.first, last.end))
         if options.draft == "auto" and call_with(Model.plan, model, how).state_bytes:

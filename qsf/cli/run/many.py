@@ -75,7 +75,7 @@ def answer_over_ray(request: Request, file: Lines) -> int:
         args = thinking_args(template.source, is_on=request.thinks)
         args = {**(generation.template_args or {}), **args}
         generation = replace(generation, template_args=args)
-    lines = _Lines(request, file, _INPUT_BYTES, is_raw=is_raw)
+    lines = _Lines(replace(request, generation=generation), file, _INPUT_BYTES, is_raw=is_raw)
     connect(request.ray)
 
     def records() -> Generator[dict[str, Any], None, None]:
@@ -83,7 +83,8 @@ def answer_over_ray(request: Request, file: Lines) -> int:
             {"row": row, "messages": command.json_text(prompt)}
             for row, prompt in enumerate(lines.prompts())
         ]
-        name = request.model if request.path != Path(request.model) else str(request.path.resolve())
+        is_here = request.path == Path(request.model) or Path(request.model).exists()
+        name = str(Path(request.model).resolve()) if is_here else request.model
         workers = request.workers
         for row in answer_rows(rows, name, request.opening, generation, workers) if rows else ():
             error = None if row["error"] is None else QsfError(row["error"])

@@ -220,11 +220,12 @@ class RunOptions(CheckedOptions):
         "run",
         "chat",
     )
-    stage_timeout: float = option_field(
-        60.0,
+    stage_timeout: float | None = _given(
         Number(0.1, 86400),
         "with --machines: seconds without an answer of another machine that are an error",
-        commands=("run", "chat"),
+        "run",
+        "chat",
+        default_help="60",
     )
     json_schema: str | None = _form(Text("FILE"), "a JSON schema")
     grammar: str | None = _form(Text("FILE"), "a grammar in llama.cpp's notation (GBNF), or Lark")
@@ -413,6 +414,8 @@ def _check_many(options: argparse.Namespace) -> None:
         raise UsageError("--parallel is for --prompts and --plan")
     if options.answers is not None and options.prompts is None:
         raise UsageError("--answers is for --prompts")
+    if options.stage_timeout is not None and options.machines is None:
+        raise UsageError("--stage-timeout is for --machines")
     if options.machines is not None and options.ray is None:
         raise UsageError("--machines needs --ray, which says where they are")
     if options.ray is not None and options.prompts is None and options.machines is None:

@@ -108,6 +108,8 @@ class Slots:
             oldest = min(empty, key=lambda each: each.used)
             if self._copy(oldest, slot, slot.n_held):
                 oldest.salt, oldest.used = slot.salt, self._clock()
+            else:
+                self.keep(oldest, 0)
 
     def _worth(self, slot: Slot, *, is_by_token: bool) -> tuple[float, float]:
         """Return the retention value of tokens that only this slot holds, as a key for sorting.

@@ -243,9 +243,7 @@ def test_a_session_may_be_collected_while_rows_are_awaited(tiny_llama_8bit: Path
 
     with (
         closing(Stage(tiny_llama_8bit, layers=(0, 3), ram_budget=None)) as stage,
-        qsf.Model(
-            tiny_llama_8bit, layers=(3, 6), rows=rows, ram_budget=None, sessions=2
-        ) as model,
+        qsf.Model(tiny_llama_8bit, layers=(3, 6), rows=rows, ram_budget=None, sessions=2) as model,
     ):
         circle: list[Any] = [model.create_session()]
         circle.append(circle)

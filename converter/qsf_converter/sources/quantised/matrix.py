@@ -147,7 +147,8 @@ def affine(
         values = codes(start, stop).astype(np.float32, copy=False)
         if zero is not None:
             values = values - zero(start, stop).astype(np.float32)
-        return np.asarray(values * scale(start, stop).astype(np.float32))
+        # AWQ's codes come column by column.
+        return np.ascontiguousarray(values * scale(start, stop).astype(np.float32))
 
     def blocks(start: int, stop: int) -> RawArray:
         found = codes(start, stop).reshape(stop - start, -1, _KEPT_COLS)
