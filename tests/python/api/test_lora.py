@@ -231,8 +231,10 @@ def test_options(base: Path, tmp_path: Path) -> None:
     for wrong in (3, [3], [""], {"a": 1}):
         with pytest.raises(QsfArgumentError, match="lora must be a path"):
             qsf.Model(base, lora=wrong)  # type: ignore[arg-type]
-    with pytest.raises(QsfArgumentError, match="times the scale 3e\\+38 is not finite"):
-        qsf.Model(base, lora=f"{made_for(base, tmp_path)}:3e38", ram_budget=None)
+    huge = write_adapter(tmp_path / "huge", pair(Q), lora_alpha=1e30)
+    convert_adapter(str(huge), base, tmp_path / "huge.qsf")
+    with pytest.raises(QsfArgumentError, match=r"times the scale 1e\+30 is not finite"):
+        qsf.Model(base, lora=f"{tmp_path / 'huge.qsf'}:1e30", ram_budget=None)
     with pytest.raises(QsfArgumentError, match="n_adapters is 17"):
         qsf.Model(base, lora=[made_for(base, tmp_path)] * 17)
     with pytest.raises(QsfError, match=r"none\.qsf"):

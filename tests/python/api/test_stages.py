@@ -224,11 +224,25 @@ def test_a_source_that_fails_leaves_sessions_as_they_were(tiny_llama_8bit: Path)
 def test_a_cancelled_session_does_not_end_a_batch(golden: Callable[[Case], Path]) -> None:
     """Its states lag behind a rewind, so the pass begins by evaluating what it lacks."""
     case = golden_families.cases()["qwen3_5"]
-    with staged(golden(case), [3]) as (_, model), model.create_session() as other:
+    path = golden(case)
+
+    def rows(wanted: list[RowsWanted], is_cancelled: Callable[[], bool]) -> Any:
+        if cancels:
+            model.session.cancel()
+        if is_cancelled():
+            raise QsfCancelledError("heard")
+        return stage.rows(wanted, is_cancelled)
+
+    cancels: list[bool] = []
+    with (
+        closing(Stage(path, layers=(0, 3), ram_budget=None, sessions=2)) as stage,
+        qsf.Model(path, layers=(3, 4), rows=rows, ram_budget=None, sessions=2) as model,
+        model.create_session() as other,
+    ):
         model.logits(case.tokens)
         model.session.rewind(37)
         other.logits(case.tokens[:5])
-        model.session.cancel()
+        cancels.append(True)
         items = [PassItem(session, array("I", [3]), "last") for session in (model.session, other)]
         model.run_pass(items)
         assert [item.is_cancelled for item in items] == [True, False]
@@ -263,7 +277,7 @@ def test_an_error_of_a_cancelled_source_is_not_told_later(tiny_llama_8bit: Path)
         item = PassItem(model.session, array("I", [1]), "last")
         model.run_pass([item])
         assert item.is_cancelled
-        with pytest.raises(QsfArgumentError, match="cannot rewind"):
+        with pytest.raises(QsfArgumentError, match="only 0 are held"):
             model.session.rewind(10**6)
 
 

@@ -64,7 +64,9 @@ def opened(folder: Path) -> Iterator[Checkpoint]:
 
 def values(checkpoint: Checkpoint, name: str, start: int = 0, stop: int | None = None) -> Any:
     stop = checkpoint.tensors[name].n_rows if stop is None else stop
-    return to_float32(checkpoint.read_rows(name, start, stop))
+    rows = checkpoint.read_rows(name, start, stop)
+    assert rows.flags.c_contiguous  # as rounding asks
+    return to_float32(rows)
 
 
 GOLDEN_TENSORS, GOLDEN_METHODS = read_file(GOLDEN)
