@@ -69,8 +69,10 @@ from qsf_converter.text.tables import tables_of
 
 # Up to this many auto is the default: three minutes of two cores (docs/quality.md).
 AUTO_WEIGHTS = 2_000_000_000
-AUTO_BYTES = 1_000_000_000  # of memory at most, beside this for each thread: 1.8 billion weights
-AUTO_THREAD_BYTES = 100_000_000  # took 1.03 GB with 2 of them, the largest layers 1.82 with 16
+# The memory that it needs at most. 1.03 GB were measured with 1.8 billion weights and 2 threads,
+# 1.82 GB with layers of 2048 x 8192 and 16.
+AUTO_BYTES = 1_000_000_000
+AUTO_THREAD_BYTES = 100_000_000  # for each thread
 
 Progress = Callable[[int, int], None]  # called with the source bytes done and all source bytes
 

@@ -123,8 +123,11 @@ def _memory_bytes(opening: ModelOptions) -> int | None:
 
 
 def wherever(path: str | os.PathLike[str]) -> str:
-    """Return the path of a file or folder here from the root, for workers that run elsewhere."""
-    return str(Path(path).resolve()) if Path(path).exists() else os.fspath(path)
+    """Return the path of a file or folder here from the root, for workers that run elsewhere.
+
+    Symbolic links stay: they may lead elsewhere on another machine.
+    """
+    return os.path.abspath(path) if Path(path).exists() else os.fspath(path)  # noqa: PTH100
 
 
 def wherever_files(opening: ModelOptions) -> ModelOptions:

@@ -36,6 +36,7 @@ _ENVIRONMENT = STAGE_ENVIRONMENT | {
     "RAY_BACKEND_LOG_LEVEL": "fatal",
 }
 _PORT_SECONDS = 5.0
+_ANSWER_SECONDS = 60.0  # of a machine that starts a process first
 _STORE_BYTES = 128 << 20  # of a cluster that is started here: prompts and answers are small
 
 
@@ -138,7 +139,13 @@ def _is_authenticated() -> bool:
         ).remote()
         for node in live_nodes()
     ]
-    return has_token_mode() and all(ray.get(refs))
+    try:
+        return has_token_mode() and all(ray.get(refs, timeout=_ANSWER_SECONDS))
+    except import_ray("ray.exceptions").RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise QsfIOError(
+            f"a machine of the cluster does not answer, or lacks qsf[ray]: {reason:.200}"
+        ) from error
 
 
 def has_token_mode() -> bool:

@@ -83,10 +83,10 @@ def answer_over_ray(request: Request, file: Lines) -> int:
             {"row": row, "messages": command.json_text(prompt)}
             for row, prompt in enumerate(lines.prompts())
         ]
-        is_here = request.path == Path(request.model) or Path(request.model).exists()
-        name = str(Path(request.model).resolve()) if is_here else request.model
         workers = request.workers
-        for row in answer_rows(rows, name, request.opening, generation, workers) if rows else ():
+        for row in (
+            answer_rows(rows, request.model, request.opening, generation, workers) if rows else ()
+        ):
             error = None if row["error"] is None else QsfError(row["error"])
             found = {
                 "text": row["answer"],
