@@ -245,10 +245,10 @@ class Texts(Kind):
 
 
 class Files(Texts):
-    """Paths of files, each with ``:SCALE`` behind it or not; may be repeated on a command line."""
+    """Paths of files, with ``NAME=`` before and ``:SCALE`` behind, or not; may be repeated."""
 
-    metavar = "FILE[:SCALE]"
-    rule = "a path, or a sequence of paths, with :SCALE behind them or not"
+    metavar = "[NAME=]FILE[:SCALE]"
+    rule = "a path, or a sequence of paths, with NAME= before and :SCALE behind them or not"
 
     def is_valid(self, value: Any) -> bool:
         several = value if isinstance(value, list | tuple) else (value,)
@@ -476,7 +476,8 @@ class ModelOptions(CheckedOptions):
         (),
         Files(),
         "change the model by an adapter of low rank that `qsf convert --lora ADAPTER --for MODEL` "
-        "made for this file, with :0.5 behind it at half its strength; repeatable: all add up",
+        "made for this file, with :0.5 behind it at half its strength; repeatable: all add up, but "
+        "those with a NAME, which a request or `session.adapter` chooses",
         "none",
     )
     exact: bool = option_field(

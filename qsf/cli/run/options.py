@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from qsf.cli.run.answer import say
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.foreign_text import text_of
+from qsf.native.opening import read_adapters
 from qsf.options import (
     CheckedOptions,
     Flag,
@@ -381,6 +382,10 @@ def parse(arguments: list[str]) -> Request:
     options.quiet |= options.json
     model = options.model or options.named_model
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
+    if any(each.name for each in read_adapters(opening)):
+        raise UsageError(
+            "--lora NAME=FILE is for qsf serve and its requests: leave NAME= out"
+        )
     if _forms(options):
         opening = replace(opening, reserve_mb=RESERVE_MB)
     given = taken(RunOptions, options, "")
