@@ -362,6 +362,11 @@ def make_server(
     aliases |= {other.removesuffix(".gguf"): name for other, name in aliases.items()}
     if len(paths) == 1:  # else the words are the names
         aliases |= dict.fromkeys([*words, *(Path(word).name for word in words)], next(iter(paths)))
+    adapters = [each.name for each in model.adapters if each.name]
+    for name in adapters:
+        if name in paths:
+            raise UsageError(f"--lora {name}=FILE: the model is called {name}, too")
+    aliases |= dict.fromkeys(adapters, next(iter(paths)))
     hosts = Hosts(
         paths,
         host,

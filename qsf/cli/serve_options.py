@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from qsf.errors import QsfArgumentError
+from qsf.native.opening import read_adapters
 from qsf.options import (
     CheckedOptions,
     Choice,
@@ -287,10 +288,13 @@ def parse(arguments: list[str]) -> Request:
             "--kv-policy disk is for qsf run, qsf chat and qsf eval: all sessions of a server "
             "share one pool in memory; --kv-contexts says how much"
         )
+    opening = taken(ModelOptions, given)
+    if serving.machines is not None and any(each.name for each in read_adapters(opening)):
+        raise UsageError("--lora NAME=FILE is for one machine: leave NAME= out, or --machines")
     return Request(
         models=tuple(given.model),
         serving=serving,
-        opening=taken(ModelOptions, given),
+        opening=opening,
         is_quiet=given.quiet,
         is_plan=given.plan,
         is_yes=given.yes,

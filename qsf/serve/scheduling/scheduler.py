@@ -16,7 +16,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from qsf.errors import QsfCancelledError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
+from qsf.errors import (
+    QsfArgumentError,
+    QsfCancelledError,
+    QsfError,
+    QsfFormatError,
+    QsfIOError,
+    QsfMemoryError,
+)
 from qsf.options import MAX_U32
 from qsf.passes import PassItem, Wants
 from qsf.serve.http.problems import Problem, problem_of
@@ -266,6 +273,9 @@ class Scheduler:
             is_ready = self._slots.prepare(slot)
         except QsfMemoryError:
             self._set_aside(slot)
+            return
+        except QsfArgumentError as error:  # scales of adapters
+            self._fail(slot, error)
             return
         if is_ready:
             if not job.is_begun:
