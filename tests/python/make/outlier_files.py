@@ -9,9 +9,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from make.stored import Reader
+from make.unit_shapes import unit_order
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, Tensor
-from qsf.file.writer import Writer, unit_order
+from qsf.file.writer import Writer
 
 Entry = tuple[int, int, float]  # row, column, delta
 Fields = tuple[int, int, int, int, int, int]  # of `Writer.begin_tensor`
