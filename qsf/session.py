@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
-    from qsf.text.parts import OpenedModel
 
 
 # What cancels an answer, and its pieces
@@ -581,7 +580,7 @@ class Session(Closing, Uncopyable, Talking):
             n_top = min(run.options.top_logprobs, self._opened.info.n_vocab)
         mask = None if run.constraint is None else run.constraint.mask()
         choice = Choice(self, run.sampler, run.tokens, mask=mask, top_logprobs=n_top)
-        (chosen,) = choose(self._opened.native, [self._native], [choice])
+        (chosen,) = choose(self._opened, [choice])
         if isinstance(chosen, QsfError):
             raise chosen
         return chosen

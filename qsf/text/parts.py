@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from qsf.native import binding
     from qsf.native.opening import Adapter
     from qsf.options import GenerationOptions
-    from qsf.text.chat import ChatTemplate
-    from qsf.text.embedding import TextVectors
-    from qsf.text.tokenizer import Tokenizer
 
 
 # Most memory for parsing CHAT: the least reserve, which is unused at that time.

@@ -117,4 +117,4 @@ def test_a_wrong_item_evaluates_nothing(
     assert sessions[0].tokens == sessions[1].tokens == []
     items = [PassItem(sessions[0], array("I", [1]))] * 2
     with pytest.raises(QsfArgumentError, match="same session"):
-        run_pass(model._opened.native, [sessions[0]._native] * 2, items)
+        run_pass(model._opened, items)
