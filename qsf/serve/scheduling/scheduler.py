@@ -80,7 +80,7 @@ class Scheduler:
             if self._is_closed:
                 raise _shutting_down()
             self._check_room(jobs)
-            self._metrics.count_requests(len(jobs))
+            self._metrics.count("requests_total", len(jobs))
             now = self._clock()
             for job in jobs:
                 job.arrived = now
@@ -370,7 +370,8 @@ class Scheduler:
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
         if is_ahead:
-            self._metrics.count_accepted(n_decoded)
+            # Tokens that needed no pass: an earlier one evaluated them as drafts
+            self._metrics.count("spec_decode_num_accepted_tokens_total", n_decoded)
         else:
             seconds = self._clock() - started
             self._pace.learn(n_decoded, n_prompt, seconds)
