@@ -66,16 +66,17 @@ CAPS: dict[str, int] = {
     "tests/python/cli": 2906,
     "tests/python/converter": 9725,
     "tests/python/evaluate": 430,
-    "tests/python/file": 1240,
+    "tests/python/file": 1252,
     "tests/python/find": 576,
     "tests/python/house": 930,
-    "tests/python/make": 5682,
+    "tests/python/make": 5800,
     "tests/python/oracle": 600,
     "tests/python/real": 470,
     "tests/python/serve": 5662,
     "tests/python/text": 1934,
 }
-MAX_FILES = 893
+MAX_FILES = 892
+MAX_LINES = 800  # of a file
 
 
 def room_of(path: str) -> str:
@@ -91,7 +92,9 @@ def check(paths: dict[str, int]) -> list[str]:
         room = room_of(path)
         if room:
             lines[room] += n_lines
-        elif path.split("/")[0] in {each.split("/")[0] for each in CAPS}:
+        if n_lines > MAX_LINES:
+            faults.append(f"{path}: {n_lines} lines, at most {MAX_LINES}")
+        if not room and path.split("/")[0] in {each.split("/")[0] for each in CAPS}:
             faults.append(f"{path}: in no room of tools/lint_lines.py")
     faults += [
         f"{room}: {n} lines, at most {CAPS[room]}: raise it in tools/lint_lines.py, and say why"

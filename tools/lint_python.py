@@ -1,7 +1,7 @@
 """Checks the rules of the Python sources that neither ruff, mypy nor import-linter checks.
 
 Who names a system and who parses JSON, slow regular expressions, the layout of docstrings, and the
-length of files and functions. Prints one line per violation; exits with 1 if there is any.
+length of functions. Prints one line per violation; exits with 1 if there is any.
 
 Usage: python tools/lint_python.py [PROJECT_ROOT]
 """
@@ -21,7 +21,6 @@ PACKAGES = {
     "qsf_converter": "converter/qsf_converter",
     "qsf_bench": "bench/qsf_bench",
 }
-OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Space beside space, with at most one optional sign between; a repetition of a repetition.
 SLOW_PATTERNS = re.compile(
@@ -47,7 +46,6 @@ _SYSTEM_PATHS = ("/proc/", "/sys/", "/dev/")
 JSON_PARSERS = ("load", "loads", "JSONDecoder")
 MAY_PARSE_JSON = ("qsf.foreign_json", "qsf_bench")
 
-MAX_LINES = 800
 MAX_FUNCTION_LINES = 80  # without the docstring
 MISPLACED = re.compile(
     r"^ +(Args|Attributes|Raises):$|^(Args|Attributes|Raises):\n {5,}", re.MULTILINE
@@ -150,18 +148,10 @@ def check_docstrings(module: Module) -> Iterator[Violation]:
                 yield module.path, node.lineno, f"{node.name}: its docstring is badly laid out"
 
 
-def check_lengths(root: Path) -> Iterator[Violation]:
-    for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
-        for path in sorted((root / folder).rglob("*.py")):
-            n_lines = len(path.read_text(encoding="utf-8").splitlines())
-            if n_lines > MAX_LINES:
-                yield str(path.relative_to(root)), n_lines, f"at most {MAX_LINES} lines"
-
-
 def check(root: Path) -> list[str]:
     """Return the violations under the project folder ``root``, one line of text each."""
     modules = read_modules(root)
-    violations = list(check_lengths(root))
+    violations: list[Violation] = []
     for module in modules:
         violations += [
             *check_functions(module),
