@@ -111,6 +111,11 @@ class Group:
         except OSError:
             return ""
 
+    def peak_bytes(self) -> int | None:
+        """Return the group's peak memory, page cache included; None: not counted."""
+        text = self._read("memory.max_usage_in_bytes" if self.version == 1 else "memory.peak")
+        return int(text) if text else None
+
     def n_oom_kills(self) -> int:
         """Return how many processes the kernel has killed because of the limit."""
         events = self._read("memory.oom_control" if self.version == 1 else "memory.events")

@@ -33,6 +33,7 @@ class Ended:
 
     exit_code: int  # negative: the signal that ended it
     n_oom_kills: int  # of its memory group
+    peak_bytes: int | None  # of the group, page cache included; None: not counted
     output: str
     errors: str
 
@@ -76,6 +77,7 @@ def run_command(
         return Ended(
             process.returncode,
             0 if group is None else group.n_oom_kills(),
+            None if group is None else group.peak_bytes(),
             output.decode("utf-8", "replace"),
             errors.decode("utf-8", "replace"),
         )

@@ -11,6 +11,7 @@ import random
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -323,7 +324,8 @@ class Walk:
             if n > room or n_rows > rows_left:
                 continue
             rows_left -= n_rows
-            item = PassItem(None, self.next_tokens(i, n), wants)
+            session = SimpleNamespace(_native=self.sessions[i])
+            item = PassItem(session, self.next_tokens(i, n), wants)
             if wants == "all":
                 item.logits = np.empty((n, self.model.n_vocab), np.float32)
             chosen.append((i, item))
@@ -351,8 +353,8 @@ class Walk:
         for part in (ahead, [one for one in chosen if one not in ahead]):
             if part:
                 takes_no_pass = all(self.is_ahead(*one) for one in part)
-                natives = [self.sessions[i] for i, _ in part]
-                report = run_pass(self.model, natives, [item for _, item in part])
+                model: Any = SimpleNamespace(native=self.model)
+                report = run_pass(model, [item for _, item in part])
                 assert (report.ns == 0) == takes_no_pass
         for i, item in chosen:
             assert item.is_cancelled == (i in cancelled)

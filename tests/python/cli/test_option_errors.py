@@ -14,11 +14,10 @@ from make.refusals import refusals
 from qsf.cli import evaluate, inspect
 from qsf.cli.run import main as run_cli
 from qsf.cli.run.options import read_defaults
-from qsf.cli.serve_options import Size
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
 from qsf.native.opening import budget_mb
-from qsf.options import ModelOptions
+from qsf.options import ModelOptions, Size
 
 # A row has the words behind the command (M: a model, F: a folder, T: a text), and what is said.
 COMMANDS = ("run", "serve", "eval", "inspect", "convert", "chta", "quantize")
