@@ -150,9 +150,7 @@ def open_adapter(text: str) -> Iterator[Adapter]:
     """
     asked = read_adapter(text)
     if asked.name:
-        raise QsfArgumentError(
-            f"--lora {text}: a name is for qsf serve, not for merging"
-        )
+        raise QsfArgumentError(f"--lora {text}: a name is for qsf serve, not for merging")
     scale, path = asked.scale, Path(asked.path)
     if not path.exists():
         raise QsfIOError(f"{path}: no such adapter; --lora takes ADAPTER or ADAPTER:SCALE")

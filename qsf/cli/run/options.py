@@ -361,9 +361,7 @@ def parse(arguments: list[str]) -> Request:
     model = options.model or options.named_model
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
     if any(each.name for each in read_adapters(opening)):
-        raise UsageError(
-            "--lora NAME=FILE is for qsf serve and its requests: leave NAME= out"
-        )
+        raise UsageError("--lora NAME=FILE is for qsf serve and its requests: leave NAME= out")
     if _forms(options):
         opening = replace(opening, reserve_mb=RESERVE_MB)
     given = taken(RunOptions, options, "")
