@@ -257,6 +257,8 @@ class Server:
         if route.body is not None and kind not in _KINDS:
             text = f"the body must be application/json, not {kind[:50]!r}"
             raise Problem(415, "not_json", text)
+        if (coding := head.get("content-encoding").lower()) not in ("", "identity"):
+            raise Problem(415, "not_plain", f"the body must not be compressed: {coding[:50]!r}")
         has_body = (
             head.get("content-length") not in ("", "0") or "transfer-encoding" in head.headers
         )

@@ -310,6 +310,7 @@ def test_paths_and_methods(client: Client) -> None:
     assert client.get("/v1/chat/completions").status == 405
     assert client.ask("POST", "/health", b"{}").status == 405
     assert client.ask("POST", "/tokenize", b"{}", content_type="text/plain").status == 415
+    assert client.ask("POST", "/tokenize", b"{}", content_encoding="gzip").status == 415
     for kind in ("", "application/x-www-form-urlencoded"):
         assert client.ask("POST", "/tokenize", b'{"content": "a"}', content_type=kind).status == 200
     assert client.ask("HEAD", "/health").body == b""
