@@ -231,31 +231,26 @@ _OLMO_DEFAULTS: Final = usual(
 
 
 def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    n_layers = gguf.own_layers(fields, config)
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
     if type(n_inner) is not int or type(n_heads) is not int or n_heads < 1 or n_inner % n_heads:
         raise QsfConversionError(
             f"its {n_heads!r} value heads do not divide ssm.inner_size = {n_inner!r}"
         )
-    is_linear = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
+    is_linear = [f"blk.{i}.ssm_a" in shapes for i in range(config["num_hidden_layers"])]
     return {
-        "num_hidden_layers": n_layers,
         "linear_value_head_dim": n_inner // n_heads,
         "layer_types": [LINEAR if has_delta else FULL for has_delta in is_linear],
     }
-
-
-def _gguf_tiled(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The value heads of a key head are n_key_heads apart; the engine computes with that."""
-    return {**_gguf(fields, shapes, config), "has_tiled_heads": True}
 
 
 _GGUF: Final = Gguf("qwen35",
     needs=("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
            "linear_conv_kernel_dim"),
     has_one_in_norms=True,
-    more=_gguf_tiled,
-    reads=(*gguf.VISION_KEYS, "ssm.inner_size", "nextn_predict_layers", "full_attention_interval"),
+    # The value heads of a key head are n_key_heads apart; the engine computes with that.
+    constants={"has_tiled_heads": True},
+    more=_gguf,
+    ignores=(*gguf.VISION_KEYS, "full_attention_interval"),
 )  # fmt: skip
 _GGUF_MOE: Final = replace(
     _GGUF,
@@ -313,7 +308,7 @@ _DELTA_FAMILIES = (
     Family(
         name="Qwen3NextForCausalLM",
         title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
-        gguf=replace(_GGUF_MOE, more=_gguf, name="qwen3next"),
+        gguf=replace(_GGUF_MOE, constants={}, name="qwen3next"),
         rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
         layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
         defaults={
@@ -464,21 +459,15 @@ def _selection(name: str) -> tuple[r.TensorRule, ...]:
 _GGUF_TAPS = {"conv_L_cache": "shortconv.l_cache"}
 
 
-def _gguf_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_of_lfm2(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without KV heads are short convolutions."""
     of_layers = config.get("num_key_value_heads")
     if not isinstance(of_layers, list):
         of_layers = [of_layers] * config["num_hidden_layers"]
     return {
-        **gguf.only_sigmoid(fields, shapes, config),
         "num_key_value_heads": max(of_layers, default=0),
         "layer_types": [FULL if n else CONV for n in of_layers],
     }
-
-
-def _gguf_of_lfm2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The stated FFN width is already adjusted."""
-    return {**_gguf_moe(fields, shapes, config), "block_auto_adjust_ff_dim": False}
 
 
 _RENAMES = {
@@ -497,6 +486,7 @@ _LFM2_FAMILIES = (
             "lfm2",
             needs=("conv_L_cache",),
             keys=_GGUF_TAPS,
+            constants={"block_auto_adjust_ff_dim": False},  # the stated FFN width is adjusted
             more=_gguf_of_lfm2,
             lists=("attention.head_count_kv",),
         ),
@@ -557,8 +547,8 @@ _LFM2_FAMILIES = (
             needs=("conv_L_cache", *experts.GGUF_ROUTED, "num_dense_layers"),
             may=EXPERT_WEIGHTS,
             keys={**_GGUF_TAPS, "num_dense_layers": KEYS["first_k_dense_replace"]},
-            more=_gguf_moe,
-            reads=("expert_gating_func",),
+            more=_gguf_of_lfm2,
+            neutral=gguf.SIGMOID,
             lists=("attention.head_count_kv",),
         ),
         rules=_LFM2_RULES,

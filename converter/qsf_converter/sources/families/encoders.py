@@ -313,7 +313,7 @@ def _head_of(dense: str, out: str) -> dict[str, str]:
 _GGUF_BERT = Gguf(
     "bert",  # XLM-RoBERTa too, whose positions llama.cpp has cut
     more=_gguf,
-    reads=("attention.causal", "classifier.output_labels"),
+    ignores=("classifier.output_labels",),
     others=("BertForSequenceClassification",),
     prefix="",
     tensors=_head_of("classifier.dense", "classifier.out_proj"),
@@ -341,7 +341,7 @@ _GGUF_MODERN = Gguf("modern-bert",
     keys={"global_rope_theta": "rope.freq_base", "local_attention": KEYS["sliding_window"],
           "hidden_activation": "hidden_activation"},
     more=_gguf_modern,
-    reads=("attention.causal", "rope.freq_base_swa", "classifier.output_labels"),
+    ignores=("classifier.output_labels",),
     others=("ModernBertForSequenceClassification",),
     prefix="",
     tensors=_head_of("head.dense", "classifier"),
@@ -350,7 +350,6 @@ _GGUF_GEMMA = replace(
     gemma.GGUF_GEMMA3,
     name="gemma-embedding",
     more=_gguf_gemma,
-    reads=("attention.causal",),
     prefix="",
 )
 

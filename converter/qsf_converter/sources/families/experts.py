@@ -189,7 +189,7 @@ _GGUF_ERNIE = Gguf(
         "moe_num_shared_experts": "expert_shared_count",
     },
     # Some models state a wrong width in the metadata; the shapes of the tensors are right.
-    reads=("expert_shared_feed_forward_length",),
+    ignores=("expert_shared_feed_forward_length",),
 )
 
 
@@ -239,7 +239,7 @@ _MIXTURES = (
         name="Qwen3VLMoeTextForCausalLM",
         title="Qwen 3 VL MoE (30B-A3B), text",
         model_type="qwen3_vl_moe_text",
-        gguf=Gguf("qwen3vlmoe", needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS),
+        gguf=Gguf("qwen3vlmoe", needs=GGUF_ROUTED, more=_gguf_qwen, ignores=VISION_KEYS),
         nested=("Qwen3VLMoeForConditionalGeneration",),
         rules=_QWEN3_MOE_RULES,
         layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
@@ -421,15 +421,6 @@ _GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
 _GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
 
 
-def _gguf_glm4(
-    fields: gguf.Fields, shapes: gguf.Shapes, config: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        **gguf.only_sigmoid(fields, shapes, config),
-        "num_hidden_layers": gguf.own_layers(fields, config),
-    }
-
-
 def _rope_of_minimax(config: Config, layer_type: str) -> Config:
     """Its published files say how many dimensions of a head are rotated."""
     stated, n_dims = parameters_of(config, layer_type), config.get("rotary_dim")
@@ -442,13 +433,7 @@ _GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
         title="GLM-4.5, 4.6",
-        gguf=gguf.Gguf(
-            "glm4moe",
-            needs=_GGUF_NEEDS,
-            may=_GGUF_MAY,
-            more=_gguf_glm4,
-            reads=("nextn_predict_layers", "expert_gating_func"),
-        ),
+        gguf=gguf.Gguf("glm4moe", needs=_GGUF_NEEDS, may=_GGUF_MAY, neutral=gguf.SIGMOID),
         has_partial_rope=True,
         rules=(
             *r.pre_norms(),
@@ -498,8 +483,7 @@ _GROUPED_FAMILIES = (
             needs=_GGUF_NEEDS,
             may=_GGUF_MAY,
             constants={"sliding_window": None},
-            more=gguf.only_sigmoid,
-            reads=("expert_gating_func",),
+            neutral=gguf.SIGMOID,
         ),
         rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
         layouts=SELECTED,
@@ -515,8 +499,8 @@ _GROUPED_FAMILIES = (
         gguf=gguf.Gguf(
             "minimax-m2",
             needs=gguf.EXPERTS,
-            more=gguf.only_sigmoid,
-            reads=("expert_gating_func", "expert_feed_forward_length"),
+            neutral=gguf.SIGMOID,
+            ignores=("expert_feed_forward_length",),
         ),
         has_partial_rope=True,
         rope_parameters=_rope_of_minimax,
@@ -632,7 +616,7 @@ _HUNYUAN_FAMILIES = (
         gguf=gguf.Gguf(
             "hunyuan-moe",
             needs=gguf.EXPERTS,
-            reads=(
+            ignores=(
                 "expert_shared_count",
                 "expert_feed_forward_length",
                 "expert_shared_feed_forward_length",

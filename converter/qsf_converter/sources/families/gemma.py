@@ -512,7 +512,7 @@ _GGUF: Final = Gguf("gemma4",
     # Published checkpoints are bf16, in which the factor of the embedding is rounded.
     constants={"dtype": "bfloat16"},
     more=_gguf_of_gemma4,
-    reads=("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
+    ignores=("attention.value_length_swa", "rope.dimension_count_swa"),
     lists=("attention.head_count_kv", "feed_forward_length"),
     others=("Gemma4UnifiedForCausalLM",),
 )  # fmt: skip

@@ -508,7 +508,7 @@ _GPT_FAMILIES = (
     _plain_family(
         name="MptForCausalLM",
         title="MPT",
-        gguf=Gguf("mpt", more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv")),
+        gguf=Gguf("mpt", more=_gguf_mpt),
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(

@@ -16,7 +16,7 @@ from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, EXPERT_RENAMES, route_all
 from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family
-from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, whole
+from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import T, Where
 
@@ -175,16 +175,16 @@ def _gguf_moe(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> di
 
 def _gguf_hybrid(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """RoPE shows in a field of something else; Bamba has it, with states and no scale."""
-    layers = range(whole("block_count", config["num_hidden_layers"]))
+    layers = range(config["num_hidden_layers"])
     states = [f"blk.{i}.ssm_a" in shapes for i in layers]
     has_rope = fields.get("rope.scaling.finetuned")
+    common = hybrids.gguf_common(fields, shapes, config)
     if has_rope and any(states) and "attention_multiplier" not in config:
         listed = [i for i in layers if not states[i]]
-        return {"architectures": ["BambaForCausalLM"], **hybrids.gguf_common(fields, config),
-                "attn_layer_indices": listed}  # fmt: skip
+        return {"architectures": ["BambaForCausalLM"], **common, "attn_layer_indices": listed}
     width = config.get("shared_intermediate_size") or config["intermediate_size"]
     return {
-        **hybrids.gguf_common(fields, config),
+        **common,
         "layer_types": ["mamba" if has_state else "attention" for has_state in states],
         "position_embedding_type": "rope" if has_rope else None,
         "num_local_experts": config.get("num_experts") or 0,
@@ -225,7 +225,7 @@ FAMILIES = (
             may=(*_GGUF_MAY, *EXPERTS, "shared_intermediate_size"),
             is_permuted=True,
             more=_gguf_hybrid,
-            reads=hybrids.GGUF_READS,
+            ignores=hybrids.GGUF_IGNORES,
             lists=("attention.head_count_kv",),
             others=("BambaForCausalLM",),
         ),

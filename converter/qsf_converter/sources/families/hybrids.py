@@ -44,7 +44,7 @@ SSD_NEUTRAL: Final[dict[str, Any]] = {
 # ---- GGUF files ----
 
 GGUF_SIZES: Final = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-GGUF_READS: Final = ("ssm.inner_size", "expert_shared_count")
+GGUF_IGNORES: Final = ("expert_shared_count",)
 
 
 def largest(value: Any) -> Any:
@@ -52,7 +52,7 @@ def largest(value: Any) -> Any:
     return max(value, default=0) if isinstance(value, list) else value
 
 
-def gguf_common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_common(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the KV heads and the width of all states."""
     return {
         "num_key_value_heads": largest(config.get("num_key_value_heads")),
@@ -349,24 +349,18 @@ def _gguf_alone(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> d
     return {"mamba_d_ssm": inner, "head_dim": head_dim, "num_attention_heads": heads}
 
 
-def _gguf_falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**gguf_common(fields, config), "mamba_norm_before_gate": False}
-
-
 def _gguf_nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a block follows from its tensors."""
-    n_layers = gguf.own_layers(fields, config)
-    keys = gguf_common(fields, config)
+    keys = gguf_common(fields, shapes, config)
     kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": _MOE}
     blocks = [
         next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), _MLP)
-        for i in range(n_layers)
+        for i in range(config["num_hidden_layers"])
     ]
     inner = whole("ssm.inner_size", keys.pop("mamba_d_ssm"))
     keys["mamba_d_head"] = inner // whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
     return {
         **keys,
-        "num_hidden_layers": n_layers,
         "layers_block_type": blocks,
         "intermediate_size": largest(config["intermediate_size"]),
     }
@@ -377,7 +371,7 @@ _GGUF_ALONE: Final = Gguf("mamba2",
     without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "rope_theta"),
     more=_gguf_alone,
-    reads=(*GGUF_READS, "attention.head_count"),
+    ignores=(*GGUF_IGNORES, "attention.head_count"),
     prefix="backbone.",
 )  # fmt: skip
 _GGUF_NEMOTRON: Final = Gguf(
@@ -385,7 +379,7 @@ _GGUF_NEMOTRON: Final = Gguf(
     needs=GGUF_SIZES,
     is_permuted=True,
     more=_gguf_nemotron,
-    reads=(*GGUF_READS, "nextn_predict_layers", "attention.layer_norm_epsilon"),
+    ignores=(*GGUF_IGNORES, "attention.layer_norm_epsilon"),
     lists=("attention.head_count_kv", "feed_forward_length"),
 )
 
@@ -457,7 +451,13 @@ FAMILIES = (
     Family(
         name="FalconH1ForCausalLM",
         title="Falcon-H1 (0.5B to 34B)",
-        gguf=Gguf("falcon-h1", needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS),
+        gguf=Gguf(
+            "falcon-h1",
+            needs=GGUF_SIZES,
+            constants={"mamba_norm_before_gate": False},
+            more=gguf_common,
+            ignores=GGUF_IGNORES,
+        ),
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
         defaults=usual(

@@ -23,7 +23,7 @@ from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
 from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.family import FULL, Draft, Family, usual
-from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
+from qsf_converter.sources.families.gguf import SIGMOID, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
 
@@ -243,7 +243,7 @@ def _gguf_sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> di
 
 def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the family by its experts: none, a sigmoid with a selection bias, or others."""
-    keys = {**_gguf_sizes(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
+    keys = _gguf_sizes(fields, shapes, config)
     if not fields.get("expert_count"):
         return {**keys, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
     has_bias = any("exp_probs_b" in name for name in shapes)
@@ -254,25 +254,21 @@ def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -
             f" {'with' if has_bias else 'without'} a selection bias"
         )
     groups = {key: config.get(key) or 1 for key in ("n_group", "topk_group")}
-    keys |= {**groups, "norm_topk_prob": fields.get("expert_weights_norm", False)}
+    keys |= groups
     if has_bias:
         return {**keys, "architectures": ["DeepseekV3ForCausalLM"]}
     by_groups = groups["n_group"] != 1
     return {**keys, "topk_method": "group_limited_greedy" if by_groups else "greedy"}
 
 
-def _gguf_mistral4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    is_by_sum = fields.get("expert_weights_norm", False)
-    return {**_gguf_sizes(fields, shapes, config), "norm_topk_prob": is_by_sum}
-
-
 GGUF_LATENT: Final = Gguf(
     needs=("kv_lora_rank",),
     without=("num_key_value_heads", "head_dim"),
-    reads=("attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
-           "nextn_predict_layers", "expert_gating_func", "expert_weights_norm", "expert_count"),
+    ignores=("attention.key_length_mla", "attention.value_length_mla", "expert_gating_func"),
 )  # fmt: skip
-GGUF_ROUTED: Final = replace(GGUF_LATENT, may=_OF_ROUTED)
+GGUF_ROUTED: Final = replace(
+    GGUF_LATENT, may=(*_OF_ROUTED, "norm_topk_prob"), constants={"norm_topk_prob": False}
+)
 # Older files have one matrix that makes keys and values from the latent, newer ones two.
 _DEEPSEEK2: Final = replace(
     GGUF_ROUTED,
@@ -352,9 +348,7 @@ _LATENT_FAMILIES = (
     _family(
         name="Mistral4ForCausalLM",
         title="Mistral Small 4, text",
-        gguf=replace(
-            _DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=(), name="mistral4"
-        ),
+        gguf=replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_sizes, others=(), name="mistral4"),
         nested=("Mistral3ForConditionalGeneration",),
         left_out=("vision_tower.", "multi_modal_projector."),
         rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
@@ -604,7 +598,7 @@ _KIMI_RENAMES: Mapping[str, str] = {
 def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The layers with KDA have rates of decay; the heads are those of beta."""
     n_keys, n_values = (fields.get(f"attention.{name}_length_mla") for name in ("key", "value"))
-    n_rope, n_layers = fields.get("rope.dimension_count"), own_layers(fields, config)
+    n_rope, n_layers = fields.get("rope.dimension_count"), config["num_hidden_layers"]
     if type(n_keys) is not int or type(n_rope) is not int:
         raise QsfConversionError(
             f"its heads of {shown(n_keys)} dimensions have {shown(n_rope)} of the rotated part"
@@ -612,13 +606,11 @@ def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
     is_kda = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
     beta = shapes.get(f"blk.{is_kda.index(True) if any(is_kda) else 0}.ssm_beta.weight", (0,))
     return {
-        **only_sigmoid(fields, shapes, config),
         "qk_rope_head_dim": n_rope,
         "qk_nope_head_dim": n_keys - n_rope,
         "v_head_dim": n_values,
         "q_lora_rank": fields.get("attention.q_lora_rank"),
         "linear_num_heads": beta[0],
-        "norm_topk_prob": fields.get("expert_weights_norm", True),
         "layer_types": [LINEAR if kda else FULL for kda in is_kda],
     }
 
@@ -628,7 +620,9 @@ _GGUF: Final = replace(
     name="kimi-linear",
     needs=("kv_lora_rank", "linear_head_dim", "linear_conv_kernel_dim"),
     keys={"linear_head_dim": "kda.head_dim"},
+    constants={"norm_topk_prob": True},
     lists=("attention.head_count_kv",),
+    neutral=SIGMOID,
     more=_gguf,
 )
 

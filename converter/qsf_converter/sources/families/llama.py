@@ -110,7 +110,6 @@ _LLAMA_FAMILIES = (
             may=("sliding_window",),
             is_permuted=True,
             more=_gguf_llama,
-            reads=("expert_count",),
             others=("MistralForCausalLM", "MixtralForCausalLM"),
         ),
         architecture=Architecture.LLAMA,
@@ -149,7 +148,7 @@ _LLAMA_FAMILIES = (
         name="Qwen2_5_VLTextForCausalLM",
         title="Qwen 2 VL, 2.5 VL (2B to 72B), text",
         model_type="qwen2_5_vl_text",
-        gguf=Gguf("qwen2vl", reads=VISION_KEYS),
+        gguf=Gguf("qwen2vl", ignores=VISION_KEYS),
         nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
         rules=_QWEN2_RULES,
         defaults=usual(
@@ -169,7 +168,7 @@ _LLAMA_FAMILIES = (
         name="Qwen3VLTextForCausalLM",
         title="Qwen 3 VL (2B to 32B), text",
         model_type="qwen3_vl_text",
-        gguf=Gguf("qwen3vl", reads=VISION_KEYS),
+        gguf=Gguf("qwen3vl", ignores=VISION_KEYS),
         nested=("Qwen3VLForConditionalGeneration",),
         rules=_QWEN3_RULES,
         defaults=usual(DEFAULTS, 128000, kv_heads=32, head=128, theta=500000.0),
@@ -328,7 +327,7 @@ _LLAMA_FAMILIES = (
             "bitnet",
             may=("hidden_act",),
             keys={"hidden_act": "hidden_activation"},
-            more=lambda _fields, _shapes, config: {"hidden_act": config.get("hidden_act", "silu")},
+            constants={"hidden_act": "silu"},
             # Of bitnet.cpp.
             also=tuple(Gguf(name, named_as="bitnet") for name in ("bitnet-b1.58", "bitnet-25")),
         ),
@@ -393,7 +392,7 @@ _APERTUS_FAMILIES = (
             may=tuple(_KEYS),
             keys=_KEYS,
             lists=tuple(_KEYS.values()),
-            reads=("xielu.eps",),
+            ignores=("xielu.eps",),
         ),
         activation=Activation.SILU,  # KIND has xIELU
         rules=(
