@@ -13,7 +13,7 @@ from qsf.file.layout import MAX_HEADS
 from qsf_converter.sources.families import experts, family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.family import DEFAULTS, FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family
 from qsf_converter.sources.families.gguf import EXPERT_WEIGHTS, KEYS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, Where
@@ -75,7 +75,7 @@ _FUSED: Final = (*_PARTS_BY_KEY_HEAD, *_STEPS_BY_KEY_HEAD, _LOG_RATE)
 def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
     """Attention in every n-th layer, unless each layer's type is stated."""
     types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
-    interval = config.count("full_attention_interval", MAX_LAYERS)
+    interval = config.count("full_attention_interval", MAX_LAYERS, 4)
     if types is None:
         types = [LINEAR if (i + 1) % interval else FULL for i in range(n_layers)]
     return 0, types
@@ -191,23 +191,6 @@ def _olmo(draft: Draft) -> None:
         draft.unrotate(list(range(draft.header.n_layers)))
 
 
-_DEFAULTS: Final = {
-    **experts.QWEN_DEFAULTS,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_MOE_DEFAULTS: Final = {
-    **_DEFAULTS,
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
 _COMMON: Final[dict[str, Any]] = {
     "left_out": family.SENSES,
     "has_partial_rope": True,
@@ -220,13 +203,6 @@ _COMMON: Final[dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-_OLMO_DEFAULTS: Final = usual(
-    DEFAULTS,
-    65536,
-    full_attention_interval=4,
-    linear_conv_kernel_dim=4,
-    linear_allow_neg_eigval=True,
-)
 # ---- GGUF files ----
 
 
@@ -270,7 +246,6 @@ _DELTA_FAMILIES = (
             r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
             for name in ("post_attention_layernorm", "feedforward_layer_norm")
         ),
-        defaults=_OLMO_DEFAULTS,
         windows=_layer_types,
         rope_parameters=_olmo_rope,
         ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
@@ -284,7 +259,6 @@ _DELTA_FAMILIES = (
         nested=("Qwen3_5ForConditionalGeneration",),
         rules=(*_RULES, *r.gated()),
         layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        defaults={**_DEFAULTS, "num_key_value_heads": 4},
         adjust=_mixers,
         **_COMMON,
     ),
@@ -296,12 +270,7 @@ _DELTA_FAMILIES = (
         nested=("Qwen3_5MoeForConditionalGeneration",),
         rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
         layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        defaults={
-            **_MOE_DEFAULTS,
-            "intermediate_size": 512,  # of no layer
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-        },
+        defaults={"intermediate_size": 512},  # of no layer
         adjust=_moe,
         **_COMMON,
     ),
@@ -311,13 +280,7 @@ _DELTA_FAMILIES = (
         gguf=replace(_GGUF_MOE, constants={}, name="qwen3next"),
         rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
         layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
-        defaults={
-            **_MOE_DEFAULTS,
-            "intermediate_size": 5632,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "norm_topk_prob": True,
-        },
+        defaults={"intermediate_size": 5632},
         adjust=_next,
         **_COMMON,
     ),
@@ -475,9 +438,6 @@ _RENAMES = {
     "intermediate_size": "block_ff_dim",
     "tie_word_embeddings": "tie_embedding",
 }
-_LFM2_DEFAULTS = usual(
-    DEFAULTS, 128000, 1e-5, theta=1000000.0, kv_heads=8, tied=True, conv_L_cache=3
-)
 _LFM2_FAMILIES = (
     Family(
         name="Lfm2ForCausalLM",
@@ -492,12 +452,7 @@ _LFM2_FAMILIES = (
         ),
         rules=_LFM2_RULES,
         renames=_RENAMES,
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            block_multiple_of=256,
-            block_ffn_dim_multiplier=1.0,
-            block_auto_adjust_ff_dim=True,
-        ),
+        defaults={"hidden_act": "silu"},
         flags={"conv_bias": False},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2,
@@ -514,21 +469,7 @@ _LFM2_FAMILIES = (
         title="LFM3",
         rules=_LFM3,
         renames={"norm_epsilon": "norm_eps"},
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            kv_heads=4,
-            head=128,
-            window=256,
-            conv_L_cache=7,
-            rope_parameters={
-                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-                FULL: {
-                    "rope_type": "proportional",
-                    "rope_theta": 1000000.0,
-                    "partial_rotary_factor": 0.5,
-                },
-            },
-        ),
+        defaults={"hidden_act": "silu", "rope_theta": 1000000.0},
         flags={
             "conv_bias": False,
             "attention_bias": False,
@@ -557,13 +498,7 @@ _LFM2_FAMILIES = (
             (*_selection("expert_bias.bias"), *r.of_gguf(_FFN)),
         ),
         renames=_RENAMES,
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            num_dense_layers=2,
-            experts=(32, 4, 1792),
-            norm_topk_prob=True,
-            routed_scaling_factor=1.0,
-        ),
+        defaults={"hidden_act": "silu"},
         flags={"conv_bias": False, "use_expert_bias": True},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2_moe,

@@ -18,7 +18,7 @@ from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
-from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
+from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.gguf import EXPERTS, KEYS, VISION_KEYS, Fields, Gguf, windows
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where
@@ -161,9 +161,7 @@ def _gpt_oss(draft: Draft) -> None:
     route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
-EXPERT_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "norm_topk_prob": False}
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
-QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, 32768, decoder_sparse_step=1)
 _QWEN3_MOE_RULES = (*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *r.DENSE, r.ROUTER, *r.ENDS)
 
 _mixture = functools.partial(Family, layouts=r.LAYOUTS, renames=EXPERT_RENAMES)
@@ -199,7 +197,6 @@ _MIXTURES = (
         title="OLMoE",
         gguf=Gguf("olmoe", needs=EXPERTS),
         rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), r.ROUTER, *r.ENDS),
-        defaults=usual(EXPERT_DEFAULTS, 4096, 1e-5, experts=(64, 8)),
         adjust=_olmoe,
     ),
     _mixture(
@@ -218,9 +215,7 @@ _MIXTURES = (
             *r.ENDS,
         ),
         layouts=r.with_shared_gate(),
-        defaults=usual(
-            QWEN_DEFAULTS, experts=(60, 4, 1408), shared_expert_intermediate_size=5632, kv_heads=16
-        ),
+        defaults={"num_key_value_heads": 16},
         flags={"qkv_bias": True},
         adjust=qwen2_moe,
     ),
@@ -231,7 +226,6 @@ _MIXTURES = (
             "qwen3moe", needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen
         ),
         rules=_QWEN3_MOE_RULES,
-        defaults=usual(QWEN_DEFAULTS, experts=(128, 8, 768), kv_heads=4),
         neutral={"use_qk_norm": True},
         adjust=_qwen_moe,
     ),
@@ -243,15 +237,12 @@ _MIXTURES = (
         nested=("Qwen3VLMoeForConditionalGeneration",),
         rules=_QWEN3_MOE_RULES,
         layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
-        defaults=usual(
-            QWEN_DEFAULTS,
-            128000,
-            norm_topk_prob=True,
-            head=128,
-            theta=500000.0,
-            experts=(60, 4, 1408),
-            kv_heads=16,
-        ),
+        defaults={
+            "tie_word_embeddings": False,
+            "norm_topk_prob": True,
+            "head_dim": 128,
+            "num_key_value_heads": 16,
+        },
         adjust=_qwen_moe,
     ),
     _mixture(
@@ -261,9 +252,6 @@ _MIXTURES = (
         layouts=(
             (r.router(f"{r.SPARSE}gate.weight"), *r.one_each(r.SPARSE, "w1", "w3", "w2")),
             *((r.ROUTER, *rules) for rules in r.LAYOUTS),
-        ),
-        defaults=usual(
-            EXPERT_DEFAULTS, 131072, 1e-5, kv_heads=8, theta=1000000.0, window=None, experts=(8, 2)
         ),
         windows=family.window_of_all,
         adjust=functools.partial(route_all, expert_weights=ExpertWeights.BY_SUM),
@@ -290,25 +278,7 @@ _MIXTURES = (
             _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
             _gpt_oss_of_gguf(),
         ),
-        defaults=usual(
-            EXPERT_DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            head=64,
-            window=128,
-            sliding_window_pattern=2,
-            experts=(128, 4),
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 32.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
-        ),
+        defaults={"sliding_window_pattern": 2},
         flags={"attention_bias": True},
         windows=family.window_but_every,
         neutral={
@@ -342,20 +312,6 @@ _MIXTURES = (
             "num_experts": "moe_num_experts",
             "num_experts_per_tok": "moe_k",
         },
-        defaults=usual(
-            EXPERT_DEFAULTS,
-            131072,
-            1e-5,
-            tied=True,
-            kv_heads=4,
-            theta=500000.0,
-            experts=(64, 6, 1536),
-            moe_num_shared_experts=2,
-            moe_layer_start_index=1,
-            moe_layer_end_index=-1,
-            moe_layer_interval=1,
-            moe_norm_min=1e-12,
-        ),
         neutral={
             "use_rmsnorm": True,
             "moe_gate": "topk",
@@ -405,16 +361,6 @@ SELECTED = tuple(
     for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
 )
 RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
-_DEFAULTS: Mapping[str, Any] = usual(
-    EXPERT_DEFAULTS,
-    moe_intermediate_size=1408,
-    n_shared_experts=1,
-    first_k_dense_replace=0,
-    routed_scaling_factor=1.0,
-    n_group=1,
-    topk_group=1,
-    norm_topk_prob=True,
-)
 _FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
 
 _GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
@@ -445,15 +391,6 @@ _GROUPED_FAMILIES = (
         ),
         layouts=SELECTED,
         renames=RENAMES,
-        defaults=usual(
-            _DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            partial_rotary_factor=0.5,
-            experts=(128, 8),
-            first_k_dense_replace=1,
-        ),
         flags={"attention_bias": False, "use_qk_norm": False},
         adjust=grouped,
     ),
@@ -463,16 +400,7 @@ _GROUPED_FAMILIES = (
         rules=(*r.pre_norms(), *r.ATTENTION, *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
-        defaults=usual(
-            _DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            head=128,
-            theta=1000000.0,
-            experts=(128, 8, 1280),
-            intermediate_size=10240,
-        ),
+        defaults={"first_k_dense_replace": 0, "intermediate_size": 10240},
         adjust=grouped,
     ),
     Family(
@@ -488,7 +416,7 @@ _GROUPED_FAMILIES = (
         rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
         layouts=SELECTED,
         renames=RENAMES,
-        defaults=usual(_DEFAULTS, 2048, norm_topk_prob=False, window=4096),
+        defaults={"n_shared_experts": 1},
         neutral={"max_window_layers": range(4097)},
         adjust=grouped,
     ),
@@ -515,9 +443,6 @@ _GROUPED_FAMILIES = (
             (r.ROUTER, r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
         ),
         renames=EXPERT_RENAMES,
-        defaults=usual(
-            EXPERT_DEFAULTS, 196608, kv_heads=8, head=128, theta=5000000.0, experts=(256, 8)
-        ),
         neutral={
             "use_qk_norm": True,
             "qk_norm_type": "per_layer",
@@ -576,7 +501,6 @@ _RULES = (
     *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
 )
 _COMMON: Mapping[str, Any] = {
-    "defaults": usual(DEFAULTS, 2048, 1e-5),
     "flags": {"attention_bias": False},
     "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
     "rope_parameters": _rope,
@@ -633,7 +557,6 @@ _HUNYUAN_FAMILIES = (
         adjust=_moe,
         **{
             **_COMMON,
-            "defaults": usual(_COMMON["defaults"], experts=(1, 1)),
             "neutral": {**_COMMON["neutral"], **_OF_MOE},
         },
     ),

@@ -31,7 +31,7 @@ from qsf_converter.sources.families.config import (
     Config,
 )
 from qsf_converter.sources.families.experts import route
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, usual, window_but_every
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, window_but_every
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import AT, ATTENTION, ATTN, T, Where, gated, layer, norm
@@ -91,35 +91,14 @@ def sandwich(add: float = 0.0) -> r.Rules:
 _SANDWICH = sandwich(add=1.0)
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _family = functools.partial(family.Family, renames=RENAMES, adjust=scale_and_cap_scores)
-_DEFAULTS: Mapping[str, Any] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-}
-_WINDOWED: Mapping[str, Any] = {
-    **_DEFAULTS,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-_GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
-    _WINDOWED,
-    8192,
-    sliding_window_pattern=2,
-    attn_logit_softcapping=50.0,
-    final_logit_softcapping=30.0,
-)
 
-GEMMA3_DEFAULTS: Mapping[str, Any] = usual(
-    _WINDOWED,
-    131072,
-    vocab_size=262208,
-    num_attention_heads=8,
-    sliding_window_pattern=6,
-    theta=1000000.0,
-    rope_local_base_freq=10000.0,
-)
+GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+}
 BLOCK = (*_SANDWICH, *ATTENTION)
 
 
@@ -163,7 +142,7 @@ _GEMMA_FAMILIES = (
         gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
         rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
         renames={"norm_epsilon": "rms_norm_eps"},
-        defaults=usual(_DEFAULTS, 8192, kv_heads=16),
+        defaults={"num_key_value_heads": 16},
         adjust=_gemma1,
     ),
     _family(
@@ -173,7 +152,7 @@ _GEMMA_FAMILIES = (
             "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
         ),
         rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
-        defaults=_GEMMA2_DEFAULTS,
+        defaults={"sliding_window_pattern": 2},
         windows=window_but_every,
     ),
     _family(
@@ -187,7 +166,7 @@ _GEMMA_FAMILIES = (
             *gated(),
             *_ENDS,
         ),
-        defaults=_GEMMA2_DEFAULTS,
+        defaults={"sliding_window_pattern": 2},
         windows=window_but_every,
     ),
     _family(
@@ -397,12 +376,6 @@ def _global_heads(draft: Draft, *, has_own_number: bool) -> Config:
     return Config(usual_heads | of_layers[wide[0]], where="per_layer_config.")
 
 
-_ROPES: Final = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-}
-
-
 def gemma4_rope(config: Config, layer_type: str) -> Config:
     """GGUF files state the theta of windowed layers, and the scaling of the other layers."""
     if layer_type == SLIDING and config.get("rope_local_base_freq") is not None:
@@ -435,20 +408,6 @@ _COMMON: Final[Mapping[str, Any]] = {
         "use_bidirectional_attention": (False, "vision"),  # of images
         "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
     },
-}
-GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 262144,
-    "sliding_window_pattern": 6,
-    "rope_parameters": _ROPES,
-    "attention_k_eq_v": False,
-    "enable_moe_block": False,
-    "tie_word_embeddings": True,
 }
 # ---- GGUF files ----
 
@@ -573,6 +532,12 @@ _DRAFTER: Final[Mapping[str, Any]] = {
         "use_double_wide_mlp": False,
     },
 }
+_GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
+    "global_head_dim": 512,
+    "num_attention_heads": 8,
+    "vocab_size": 262144,
+    "sliding_window_pattern": 6,
+}
 _GEMMA4_FAMILIES = (
     family.Family(
         name="Gemma4ForCausalLM",
@@ -580,7 +545,7 @@ _GEMMA4_FAMILIES = (
         model_type="gemma4_text",
         gguf=_GGUF,
         nested=("Gemma4ForConditionalGeneration",),
-        defaults=usual(GEMMA4_DEFAULTS, 131072, window=512, hidden_size_per_layer_input=256),
+        defaults=_GEMMA4_DEFAULTS,
         **_COMMON,
     ),
     family.Family(
@@ -588,7 +553,7 @@ _GEMMA4_FAMILIES = (
         title="Gemma 4 12B, text",
         model_type="gemma4_unified_text",
         nested=("Gemma4UnifiedForConditionalGeneration",),
-        defaults=usual(GEMMA4_DEFAULTS, 262144, window=1024),
+        defaults=_GEMMA4_DEFAULTS,
         **_COMMON,
     ),
     *(
@@ -597,12 +562,12 @@ _GEMMA4_FAMILIES = (
             title=title,
             model_type=f"{model_type}_text",
             nested=(f"{name}AssistantForCausalLM",),
-            defaults=usual(GEMMA4_DEFAULTS, 131072, window=window, backbone_hidden_size=1536),
+            defaults={**_GEMMA4_DEFAULTS, "backbone_hidden_size": 1536},
             **_DRAFTER,
         )
-        for name, model_type, title, window in (
-            ("Gemma4", "gemma4", "Gemma 4's drafters, for --draft", 512),
-            ("Gemma4Unified", "gemma4_unified", "Gemma 4 12B's drafter, for --draft", 1024),
+        for name, model_type, title in (
+            ("Gemma4", "gemma4", "Gemma 4's drafters, for --draft"),
+            ("Gemma4Unified", "gemma4_unified", "Gemma 4 12B's drafter, for --draft"),
         )
     ),
 )

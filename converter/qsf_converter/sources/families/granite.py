@@ -14,8 +14,8 @@ from qsf_converter.sources.families import family, hybrids
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, EXPERT_RENAMES, route_all
-from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family
+from qsf_converter.sources.families.experts import EXPERT_RENAMES, route_all
+from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import T, Where
@@ -124,17 +124,9 @@ def _shared_ffn(dim: str, **options: Any) -> r.Rules:
     )
 
 
-_FACTORS = {
-    "max_position_embeddings": 2048,
-    "embedding_multiplier": 1.0,
-    "attention_multiplier": 1.0,
-    "residual_multiplier": 1.0,
-    "logits_scaling": 1.0,
-}
 _SCALED_ENDS = r.ends("embed_tokens", "norm", scale="logits")
 _ATTENTION = (*r.pre_norms(), *r.ATTENTION)
 _SINKS = r.layer(T.SINKS, f"{r.AT}self_attn.sinks", "heads")
-_WINDOWS = {"sliding_window": 128}
 _MOE_LAYOUTS = (
     (
         r.router(f"{r.SPARSE}router.layer.weight"),
@@ -147,7 +139,6 @@ _MOE_LAYOUTS = (
     (r.ROUTER, *r.of_gguf()),
 )
 _SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
-_MOE_DEFAULTS = {**EXPERT_DEFAULTS, **_FACTORS, "num_experts": 8, "num_experts_per_tok": 2}
 _AT_SSD = f"{r.AT}mamba."
 _HYBRID = (
     *r.pre_norms(),
@@ -202,16 +193,12 @@ FAMILIES = (
         title="Granite 3",
         gguf=Gguf("granite", may=_GGUF_MAY, is_permuted=True),
         rules=(*r.LLAMA_RULES[: -len(r.ENDS)], *_SCALED_ENDS),
-        defaults={**DEFAULTS, **_FACTORS},
         adjust=_granite,
     ),
     Family(
         name="GraniteSWAForCausalLM",
         title="Granite with windows",
         rules=(*r.LLAMA_RULES[: -len(r.ENDS)], _SINKS, *_SCALED_ENDS),
-        defaults=family.usual(
-            {**DEFAULTS, **_FACTORS, **_WINDOWS}, 8192, 1e-5, kv_heads=4, tied=True
-        ),
         windows=family.window_but_first_of_four,
         adjust=_granite_windows,
     ),
@@ -238,7 +225,6 @@ FAMILIES = (
             ),
         ),
         renames=EXPERT_RENAMES,
-        defaults={**_MOE_DEFAULTS, **hybrids.SSD_DEFAULTS, "shared_intermediate_size": 1024},
         flags={"attention_bias": False, **hybrids.SSD_FLAGS},
         windows=_hybrid_types,
         neutral={"normalization_function": "rmsnorm", **hybrids.SSD_NEUTRAL},
@@ -259,7 +245,6 @@ FAMILIES = (
         rules=(*_ATTENTION, *_SCALED_ENDS),
         layouts=_MOE_LAYOUTS,
         renames=EXPERT_RENAMES,
-        defaults=_MOE_DEFAULTS,
         adjust=_granite_moe,
     ),
     _shared_family(
@@ -267,7 +252,6 @@ FAMILIES = (
         title="Granite MoE with a shared expert",
         model_type="granitemoeshared",
         rules=(*_ATTENTION, *_SCALED_ENDS),
-        defaults=_MOE_DEFAULTS,
         adjust=_granite_shared,
     ),
     _shared_family(
@@ -275,7 +259,6 @@ FAMILIES = (
         title="Granite MoE with windows",
         model_type="granitemoe_swa",
         rules=(*_ATTENTION, _SINKS, *_SCALED_ENDS),
-        defaults={**_MOE_DEFAULTS, **_WINDOWS},
         windows=family.window_but_first_of_four,
         adjust=_granite_moe_windows,
     ),
@@ -290,7 +273,6 @@ FAMILIES = (
             *_SCALED_ENDS,
         ),
         # Without the key, scores are divided by the root of the head size.
-        defaults={**DEFAULTS, **_FACTORS, "attention_multiplier": None},
         flags={**family.BIASES, "use_post_norm": True},
         adjust=_hyperclova,
     ),

@@ -14,8 +14,8 @@ from qsf_converter.sources.families import gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, GGUF_ROUTED, by_groups, route
-from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
+from qsf_converter.sources.families.experts import GGUF_ROUTED, by_groups, route
+from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, whole
 from qsf_converter.sources.families.rules import AT, ATTN, Rules, T, Where, layer, linear, norm
 
@@ -26,15 +26,6 @@ NO_ATTENTION: Final[dict[str, Any]] = {
     "rope_set": ROPE_NONE, "qk_norm": QkNorm.NONE, "score_scale": 0.0,
 }  # fmt: skip
 # Keys with the sizes of layers, and keys without effect.
-SSD_DEFAULTS: Final[dict[str, Any]] = {
-    "mamba_n_heads": 128,
-    "mamba_d_head": "auto",
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "time_step_limit": None,
-}
 SSD_FLAGS: Final = {"mamba_conv_bias": True}
 SSD_NEUTRAL: Final[dict[str, Any]] = {
     "mamba_chunk_size": tuple(1 << i for i in range(16)),
@@ -403,17 +394,12 @@ FAMILIES = (
             "mamba_d_state": "state_size",
         },
         # It states no context; layers without an FFN have no use for its width.
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS},
-            1 << 20,
-            1e-5,
-            ffn_multiple=2,
-            mamba_n_groups=8,
-            mamba_d_state=128,
-            num_attention_heads=128,
-            kv_heads=None,
-            head=64,
-        ),
+        defaults={
+            "mamba_d_head": "auto",
+            "max_position_embeddings": 1048576,
+            "ffn_multiple": 2,
+            "num_attention_heads": 128,
+        },
         flags={"use_conv_bias": True},
         neutral={
             **_NO_EFFECT,
@@ -435,9 +421,6 @@ FAMILIES = (
             *r.ends("embed_tokens", "final_layernorm"),
         ),
         layouts=ssd_layouts(_AT_SSD),
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS}, 262144, 1e-5, kv_heads=8, partial_rotary_factor=0.5
-        ),
         flags=SSD_FLAGS,
         windows=_bamba_types,
         neutral={
@@ -460,14 +443,6 @@ FAMILIES = (
         ),
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS, **dict.fromkeys(_MULTIPLIERS, 1.0)},
-            8192,
-            1e-5,
-            kv_heads=8,
-            mamba_d_ssm=1024,
-            mamba_norm_before_gate=True,
-        ),
         flags={**SSD_FLAGS, "mamba_rms_norm": False},
         neutral={**SSD_NEUTRAL, "mamba_norm_before_gate": (True, False), "mamba_use_mlp": True},
         adjust=_falcon,
@@ -497,26 +472,7 @@ FAMILIES = (
             "mamba_d_head": "mamba_head_dim",
             "mamba_d_state": "ssm_state_size",
         },
-        defaults=usual(
-            {**EXPERT_DEFAULTS, **SSD_DEFAULTS},
-            4096,
-            1e-5,
-            kv_heads=8,
-            head=128,
-            hidden_act="relu2",
-            experts=(8, 2, 7688),
-            intermediate_size=21504,
-            moe_shared_expert_intermediate_size=7688,
-            routed_scaling_factor=1.0,
-            n_group=1,
-            topk_group=1,
-            norm_topk_prob=True,
-            mamba_hidden_act="silu",
-            mamba_d_head=64,
-            mamba_n_groups=8,
-            mamba_d_state=128,
-            hybrid_override_pattern="ME*-",
-        ),
+        defaults={"intermediate_size": 21504, "hybrid_override_pattern": "ME*-"},
         flags={"use_conv_bias": True},
         count_layers=lambda config: len(_blocks(config)),
         windows=_block_types,

@@ -21,8 +21,8 @@ from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYER_EXPERTS,
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
+from qsf_converter.sources.families.experts import RENAMES, SELECTED, grouped
+from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.gguf import SIGMOID, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
@@ -185,18 +185,6 @@ def _minicpm3(draft: Draft) -> None:
 
 
 _RENAMES: Final = {**RENAMES, "head_dim": "qk_rope_head_dim"}
-LATENT_DEFAULTS: Final = usual(
-    EXPERT_DEFAULTS,
-    kv_lora_rank=512,
-    q_lora_rank=1536,
-    qk_nope_head_dim=128,
-    head=64,
-    v_head_dim=128,
-    n_group=1,
-    topk_group=1,
-    routed_scaling_factor=1.0,
-    n_shared_experts=1,
-)
 _NEUTRAL: Final[dict[str, Any]] = {
     # sizes that transformers derives from others
     "head_dim": range(MAX_HEAD_DIM + 1),
@@ -287,15 +275,7 @@ _LATENT_FAMILIES = (
         gguf=_DEEPSEEK2,
         rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
         layouts=_layouts(r.LAYOUTS),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            2048,
-            experts=(64,),
-            moe_intermediate_size=1407,
-            n_shared_experts=2,
-            first_k_dense_replace=0,
-            topk_method="greedy",
-        ),
+        defaults={"n_group": 1, "topk_group": 1},
         neutral={
             **_NEUTRAL,
             **_ROUTED,
@@ -312,16 +292,6 @@ _LATENT_FAMILIES = (
         nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
         rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            4096,
-            experts=(256, 8, 2048),
-            first_k_dense_replace=3,
-            routed_scaling_factor=2.5,
-            n_group=8,
-            topk_group=4,
-            norm_topk_prob=True,
-        ),
         neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
         adjust=latent_moe,
     ),
@@ -330,18 +300,7 @@ _LATENT_FAMILIES = (
         title="GLM-4.7-Flash",
         rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
         layouts=_layouts(SELECTED),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            202752,
-            1e-5,
-            q_lora_rank=768,
-            qk_nope_head_dim=192,
-            v_head_dim=256,
-            experts=(64, 4, 1536),
-            first_k_dense_replace=1,
-            routed_scaling_factor=1.8,
-            norm_topk_prob=True,
-        ),
+        defaults={"first_k_dense_replace": 1},
         neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
         adjust=latent_moe,
     ),
@@ -356,16 +315,7 @@ _LATENT_FAMILIES = (
             *_layouts(r.LAYOUTS),
             (*SPLIT, *r.LAYOUTS[1]),
         ),  # GGUF files have gate and up in one
-        defaults=usual(
-            LATENT_DEFAULTS,
-            1048576,
-            kv_lora_rank=256,
-            q_lora_rank=1024,
-            qk_nope_head_dim=64,
-            experts=(128, 4, 2048),
-            first_k_dense_replace=0,
-            norm_topk_prob=True,
-        ),
+        defaults={"rope_parameters": None},
         adjust=_mistral4,
     ),
     _family(
@@ -373,7 +323,6 @@ _LATENT_FAMILIES = (
         title="Youtu-LLM",
         rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
         layouts=(FUSED, SPLIT),
-        defaults=usual(LATENT_DEFAULTS, 131072, tied=True),
         adjust=latent,
     ),
     _family(
@@ -383,20 +332,7 @@ _LATENT_FAMILIES = (
         model_type="minicpm3",
         rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
         layouts=(FUSED,),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            32768,
-            1e-5,
-            tied=True,
-            kv_lora_rank=256,
-            q_lora_rank=768,
-            qk_nope_head_dim=64,
-            head=32,
-            v_head_dim=64,
-            scale_emb=12,
-            scale_depth=1.4,
-            dim_model_base=256,
-        ),
+        defaults={"v_head_dim": 64},
         adjust=_minicpm3,
         is_interleaved=False,
     ),
@@ -636,19 +572,7 @@ _KIMI_FAMILIES = (
         rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *r.ENDS),
         layouts=_LAYOUTS,
         renames=_KIMI_RENAMES,
-        defaults=usual(
-            LATENT_DEFAULTS,
-            1048576,
-            1e-5,
-            q_lora_rank=None,
-            experts=(256, 8, 1024),
-            first_k_dense_replace=1,
-            norm_topk_prob=True,
-            routed_scaling_factor=2.446,
-            linear_head_dim=128,
-            linear_num_heads=32,
-            linear_conv_kernel_dim=4,
-        ),
+        defaults={"num_experts": 256, "first_k_dense_replace": 1},
         windows=_layer_types,
         adjust=_kimi,
         neutral={
@@ -673,23 +597,7 @@ _KIMI_FAMILIES = (
         ),
         layouts=r.LAYOUTS[:2],  # there is no GGUF form
         renames={**_KIMI_RENAMES, "kda_dim": "head_dim"},
-        defaults=usual(
-            LATENT_DEFAULTS,
-            262144,
-            q_lora_rank=None,
-            experts=(512, 8, 768),
-            first_k_dense_replace=2,
-            n_group=8,
-            topk_group=4,
-            norm_topk_prob=True,
-            routed_scaling_factor=2.5,
-            theta=6000000.0,
-            kda_dim=128,
-            short_conv_kernel_size=4,
-            layer_group_size=6,
-            kda_safe_gate=True,
-            kda_lower_bound=-5.0,
-        ),
+        defaults={"num_experts": 512},
         windows=_ling_types,
         rope_parameters=rope_of_latent,
         adjust=_ling,

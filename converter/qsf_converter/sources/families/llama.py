@@ -13,7 +13,7 @@ from qsf.file.layout import Activation, Architecture
 from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
-from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual, window_of_all
+from qsf_converter.sources.families.family import Draft, Family, window_of_all
 from qsf_converter.sources.families.gguf import VISION_KEYS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import AT, ENDS, LLAMA_RULES, T, gated, norm, pre_norms
@@ -57,30 +57,8 @@ def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
     return parameters_of(config, layer_type)
 
 
-LLAMA3_OF_CWM: Mapping[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-}
-_YARN_OF_MINISTRAL: Mapping[str, Any] = {
-    "rope_type": "yarn",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-
 _QWEN2_RULES = (*pre_norms(), *r.qkv(bias="always"), *r.out(), *gated(), *ENDS)
 _QWEN3_RULES = (*pre_norms(), *r.ATTENTION, *r.qk_norms(), *gated(), *ENDS)
-_QWEN_DEFAULTS = usual(DEFAULTS, 32768, window=4096, max_window_layers=28)
-_OLMO_DEFAULTS = usual(DEFAULTS, 2048, 1e-5)
 _OLMO_RULES = (*post_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), *gated(), *ENDS)
 # ---- GGUF files ----
 
@@ -114,14 +92,12 @@ _LLAMA_FAMILIES = (
         ),
         architecture=Architecture.LLAMA,
         rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 2048),
     ),
     Family(
         name="MistralForCausalLM",
         title="Mistral, Mistral-Small 3",
         architecture=Architecture.MISTRAL,
         rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 131072, kv_heads=8, window=4096),
         windows=window_of_all,
         nested=("Mistral3ForConditionalGeneration",),
     ),
@@ -130,9 +106,6 @@ _LLAMA_FAMILIES = (
         title="Ministral 3",
         gguf=Gguf("mistral3", is_permuted=True),
         rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS, 262144, 1e-5, kv_heads=8, window=None, rope_parameters=_YARN_OF_MINISTRAL
-        ),
         windows=window_of_all,
         nested=("Mistral3ForConditionalGeneration",),
     ),
@@ -141,7 +114,6 @@ _LLAMA_FAMILIES = (
         title="Qwen 2, 2.5",
         gguf=Gguf("qwen2"),
         rules=_QWEN2_RULES,
-        defaults=_QWEN_DEFAULTS,
         windows=family.window_when_switched,
     ),
     Family(
@@ -151,9 +123,6 @@ _LLAMA_FAMILIES = (
         gguf=Gguf("qwen2vl", ignores=VISION_KEYS),
         nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
         rules=_QWEN2_RULES,
-        defaults=usual(
-            _QWEN_DEFAULTS, norm_epsilon=1e-5, kv_heads=8, theta=1000000.0, max_window_layers=80
-        ),
         windows=family.window_when_switched,
     ),
     Family(
@@ -161,7 +130,6 @@ _LLAMA_FAMILIES = (
         title="Qwen 3",
         gguf=Gguf("qwen3"),
         rules=_QWEN3_RULES,
-        defaults=usual(_QWEN_DEFAULTS, head=128),
         windows=family.window_when_switched,
     ),
     Family(
@@ -171,7 +139,7 @@ _LLAMA_FAMILIES = (
         gguf=Gguf("qwen3vl", ignores=VISION_KEYS),
         nested=("Qwen3VLForConditionalGeneration",),
         rules=_QWEN3_RULES,
-        defaults=usual(DEFAULTS, 128000, kv_heads=32, head=128, theta=500000.0),
+        defaults={"num_key_value_heads": 32},
     ),
     Family(
         name="Phi3ForCausalLM",
@@ -186,7 +154,6 @@ _LLAMA_FAMILIES = (
             *r.gated_fused(),
             *ENDS,
         ),
-        defaults=usual(DEFAULTS, 4096, 1e-5, window=None),
         windows=window_of_all,
     ),
     Family(
@@ -195,15 +162,6 @@ _LLAMA_FAMILIES = (
         model_type="smollm3",
         gguf=Gguf("smollm3", is_permuted=True),
         rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS,
-            32768,
-            kv_heads=4,
-            tied=True,
-            theta=2000000.0,
-            no_rope_layer_interval=4,
-            window=None,
-        ),
         adjust=_smollm3,
     ),
     Family(
@@ -211,13 +169,12 @@ _LLAMA_FAMILIES = (
         title="OLMo 2",
         gguf=Gguf("olmo2", may=("sliding_window",), more=_gguf_olmo, others=("Olmo3ForCausalLM",)),
         rules=_OLMO_RULES,
-        defaults=_OLMO_DEFAULTS,
     ),
     Family(
         name="Olmo3ForCausalLM",
         title="OLMo 3",
         rules=_OLMO_RULES,
-        defaults=usual(_OLMO_DEFAULTS, theta=500000.0, window=4096, sliding_window_pattern=4),
+        defaults={"rope_theta": 500000.0, "sliding_window_pattern": 4},
         windows=family.window_but_every,
         rope_parameters=_rope_of_olmo3,
     ),
@@ -228,7 +185,7 @@ _LLAMA_FAMILIES = (
         nested=("Exaone4_5_ForConditionalGeneration",),
         left_out=(*family.SENSES, "mtp."),
         rules=(*post_norms(), *r.attention(), *r.qk_norms(), *gated(), *ENDS),
-        defaults=usual(DEFAULTS, 2048, 1e-5, kv_heads=32, window=4096, sliding_window_pattern=4),
+        defaults={"num_key_value_heads": 32},
         windows=family.window_but_every,
         adjust=_exaone4,
     ),
@@ -243,7 +200,6 @@ _LLAMA_FAMILIES = (
             *gated(bias="mlp_bias"),
             *ENDS,
         ),
-        defaults=usual(DEFAULTS, 524288, kv_heads=8, head=128),
         flags={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
     ),
     Family(
@@ -252,16 +208,12 @@ _LLAMA_FAMILIES = (
         gguf=Gguf("ernie4_5"),
         is_interleaved=True,
         rules=(*pre_norms(), *r.attention(bias="use_bias"), *gated(bias="use_bias"), *ENDS),
-        defaults=usual(DEFAULTS, 131072, 1e-5, tied=True, kv_heads=2, head=128, theta=500000.0),
         flags={"use_bias": False},
     ),
     Family(
         name="CwmForCausalLM",
         title="CWM",
         rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS, 131072, 1e-5, kv_heads=8, head=128, rope_parameters=LLAMA3_OF_CWM, window=8192
-        ),
         windows=family.window_but_first_of_four,
     ),
     Family(
@@ -269,7 +221,6 @@ _LLAMA_FAMILIES = (
         title="Helium",
         is_interleaved=True,
         rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 4096, 1e-8, head=128, theta=100000.0),
     ),
     Family(
         name="InternLM3ForCausalLM",
@@ -282,7 +233,6 @@ _LLAMA_FAMILIES = (
             *gated(bias="bias"),
             *ENDS,
         ),
-        defaults=usual(DEFAULTS, 32768, 1e-5, kv_heads=2, head=128),
         flags={"qkv_bias": False, "bias": False},
     ),
     *(
@@ -300,9 +250,6 @@ _LLAMA_FAMILIES = (
                 *r.out(),
                 *r.gated_fused(),
                 *ENDS,
-            ),
-            defaults=usual(
-                DEFAULTS, 131072, 1.5625e-07, kv_heads=2, head=128, partial_rotary_factor=0.5
             ),
             flags={"attention_bias": True},
         )
@@ -339,7 +286,6 @@ _LLAMA_FAMILIES = (
             *gated(),
             *ENDS,
         ),
-        defaults=usual(DEFAULTS, 2048, 1e-5, hidden_act="relu2", kv_heads=5, theta=500000.0),
     ),
 )
 
@@ -410,13 +356,6 @@ _APERTUS_FAMILIES = (
             "act_fn.eps",
         ),
         scalars={f"xielu_{name}": f"{r.MLP}act_fn.{name}" for name in _XIELU},
-        defaults=usual(
-            DEFAULTS,
-            65536,
-            1e-5,
-            hidden_act="xielu",
-            rope_parameters={**LLAMA3_OF_CWM, "rope_theta": 12000000.0, "factor": 8.0},
-        ),
         neutral={"qk_norm": True},
         adjust=_apertus,
     ),
