@@ -64,7 +64,7 @@ CAPS: dict[str, int] = {
     "tests/python/api": 5434,
     "tests/python/bench": 490,
     "tests/python/cli": 2906,
-    "tests/python/converter": 9725,
+    "tests/python/converter": 9731,
     "tests/python/evaluate": 430,
     "tests/python/file": 1240,
     "tests/python/find": 576,

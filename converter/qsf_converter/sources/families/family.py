@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from qsf.file.layout import (
     Positions,
     TensorType,
 )
+from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import Axis, Checkpoint, Matrix
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
@@ -172,7 +172,7 @@ CLASS_DEFAULTS: Final = Path(__file__).with_name("class_defaults.json")
 
 @functools.cache
 def _class_defaults() -> Mapping[str, Mapping[str, Any]]:
-    rows: dict[str, dict[str, Any]] = json.loads(CLASS_DEFAULTS.read_text("utf-8"))
+    rows: dict[str, dict[str, Any]] = read_json(CLASS_DEFAULTS.read_bytes())
     return rows
 
 
