@@ -28,9 +28,8 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType
 from qsf_converter.calibrate import compensation, transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding, round_plainly
-from qsf_converter.calibrate.sensitivity import round_matrix
+from qsf_converter.calibrate.sensitivity import Divergence, round_matrix
 from qsf_converter.calibrate.state import CalibrationState
-from qsf_converter.original.divergence import Divergence
 from qsf_converter.original.layers import Original, for_each
 from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.pieces import (
