@@ -72,13 +72,13 @@ _FUSED: Final = (*_PARTS_BY_KEY_HEAD, *_STEPS_BY_KEY_HEAD, _LOG_RATE)
 # ---- configurations ----
 
 
-def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+def attention_every(
+    config: Config, n_layers: int, *, key: str = "full_attention_interval"
+) -> tuple[int, list[str]]:
     """Attention in every n-th layer, unless each layer's type is stated."""
     types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
-    interval = config.count("full_attention_interval", MAX_LAYERS, 4)
-    if types is None:
-        types = [LINEAR if (i + 1) % interval else FULL for i in range(n_layers)]
-    return 0, types
+    n = config.count(key, MAX_LAYERS, 4)
+    return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
 
 
 def _mixers(draft: Draft) -> None:
@@ -195,7 +195,7 @@ _COMMON: Final[dict[str, Any]] = {
     "left_out": family.SENSES,
     "has_partial_rope": True,
     "kind": {"qk_norm": kinds.QkNorm.PER_HEAD, "output_gate": 1},
-    "windows": _layer_types,
+    "windows": attention_every,
     "neutral": {
         "attn_output_gate": True,
         "mamba_ssm_dtype": "float32",
@@ -236,56 +236,7 @@ _GGUF_MOE: Final = replace(
 )
 
 
-_DELTA_FAMILIES = (
-    Family(
-        name="OlmoHybridForCausalLM",
-        title="Olmo Hybrid (7B)",
-        rules=_OLMO,
-        # As published, and as transformers writes it.
-        layouts=tuple(
-            r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
-            for name in ("post_attention_layernorm", "feedforward_layer_norm")
-        ),
-        windows=_layer_types,
-        rope_parameters=_olmo_rope,
-        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
-        adjust=_olmo,
-    ),
-    Family(
-        name="Qwen3_5ForCausalLM",
-        title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
-        gguf=_GGUF,
-        model_type="qwen3_5_text",
-        nested=("Qwen3_5ForConditionalGeneration",),
-        rules=(*_RULES, *r.gated()),
-        layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        adjust=_mixers,
-        **_COMMON,
-    ),
-    Family(
-        name="Qwen3_5MoeForCausalLM",
-        title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
-        gguf=_GGUF_MOE,
-        model_type="qwen3_5_moe_text",
-        nested=("Qwen3_5MoeForConditionalGeneration",),
-        rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
-        layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        defaults={"intermediate_size": 512},  # of no layer
-        adjust=_moe,
-        **_COMMON,
-    ),
-    Family(
-        name="Qwen3NextForCausalLM",
-        title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
-        gguf=replace(_GGUF_MOE, constants={}, name="qwen3next"),
-        rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
-        layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
-        defaults={"intermediate_size": 5632},
-        adjust=_next,
-        **_COMMON,
-    ),
-)
-
+# ---- short convolutions: LFM2, 3 ----
 
 CONV: Final = "conv"
 _AT_CONV, _FFN = f"{r.AT}conv.", f"{r.AT}feed_forward."
@@ -438,7 +389,56 @@ _RENAMES = {
     "intermediate_size": "block_ff_dim",
     "tie_word_embeddings": "tie_embedding",
 }
-_LFM2_FAMILIES = (
+
+
+FAMILIES = (
+    Family(
+        name="OlmoHybridForCausalLM",
+        title="Olmo Hybrid (7B)",
+        rules=_OLMO,
+        # As published, and as transformers writes it.
+        layouts=tuple(
+            r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
+            for name in ("post_attention_layernorm", "feedforward_layer_norm")
+        ),
+        windows=attention_every,
+        rope_parameters=_olmo_rope,
+        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
+        adjust=_olmo,
+    ),
+    Family(
+        name="Qwen3_5ForCausalLM",
+        title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
+        gguf=_GGUF,
+        model_type="qwen3_5_text",
+        nested=("Qwen3_5ForConditionalGeneration",),
+        rules=(*_RULES, *r.gated()),
+        layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        adjust=_mixers,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3_5MoeForCausalLM",
+        title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
+        gguf=_GGUF_MOE,
+        model_type="qwen3_5_moe_text",
+        nested=("Qwen3_5MoeForConditionalGeneration",),
+        rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        defaults={"intermediate_size": 512},  # of no layer
+        adjust=_moe,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3NextForCausalLM",
+        title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
+        gguf=replace(_GGUF_MOE, constants={}, name="qwen3next"),
+        rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
+        defaults={"intermediate_size": 5632},
+        adjust=_next,
+        **_COMMON,
+    ),
     Family(
         name="Lfm2ForCausalLM",
         title="LFM2",
@@ -504,6 +504,3 @@ _LFM2_FAMILIES = (
         adjust=_lfm2_moe,
     ),
 )
-
-
-FAMILIES = (*_DELTA_FAMILIES, *_LFM2_FAMILIES)

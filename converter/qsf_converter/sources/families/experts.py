@@ -191,7 +191,128 @@ _GGUF_ERNIE = Gguf(
 )
 
 
-_MIXTURES = (
+# ---- a sigmoid with a selection bias, and groups of experts: GLM-4.5 and its heirs ----
+
+
+def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
+    """Experts in all but the first layers, with shared ones; ``routing`` differs from GLM's."""
+    config, n_layers = draft.config, draft.header.n_layers
+    n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
+    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
+        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
+    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
+    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
+    draft.dims["shared"] = n_shared * draft.dims["expert"]
+    route(draft, range(n_dense, n_layers), **(by_groups(config, has_groups=has_groups) | routing))
+    if "use_qk_norm" in draft.flags:
+        draft.set_all(qk_norm=QkNorm.PER_HEAD)
+
+
+def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
+    n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
+    kept = config.count("topk_group", n_groups) if has_groups else 1
+    weights = by_sum(config)
+    return {
+        "expert_score": ExpertScore.SIGMOID,
+        "expert_weights": weights,
+        "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
+        "weights_factor": config.positive("routed_scaling_factor"),
+        "n_groups": n_groups,
+        "n_groups_kept": kept,
+        "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
+    }
+
+
+_BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
+SELECTED = tuple(
+    (r.selection_bias(f"{r.MLP}{name}"), *rules)
+    for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
+)
+RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
+_FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
+
+_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
+_GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
+
+
+def _rope_of_minimax(config: Config, layer_type: str) -> Config:
+    """Its published files say how many dimensions of a head are rotated."""
+    stated, n_dims = parameters_of(config, layer_type), config.get("rotary_dim")
+    if n_dims is None or "partial_rotary_factor" in stated:
+        return stated
+    return Config({**stated, "rotary_dims": n_dims})
+
+
+# ---- HunYuan, whose norms of queries and keys are behind RoPE ----
+
+
+def _rope(config: Config, layer_type: str) -> Config:
+    """A fixed alpha stretches the base, whatever kind of scaling is named."""
+    stated = parameters_of(config, layer_type)
+    if not stated.get("alpha"):
+        return stated
+    if stated.positive("alpha") > 1e9:
+        raise stated.error("alpha", f"= {shown(stated['alpha'])} is above 10^9")
+    heads = config.get("num_attention_heads") or 1
+    dim = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
+    theta = stated.positive("rope_theta", 10000.0)
+    return Config({"rope_theta": theta * stated.positive("alpha") ** (dim / max(1, dim - 2))})
+
+
+def _common(config: Config, name: str) -> Any:
+    """The value of a key that may be a list of the same for each layer."""
+    value = config.get(name)
+    if not isinstance(value, list):
+        return value
+    if not value or any(item != value[0] for item in value):
+        raise config.error(name, f"= {shown(value)} differs between layers")
+    return value[0]
+
+
+def _moe(draft: Draft) -> None:
+    """Experts and the part beside them are as wide as ``intermediate_size``."""
+    config, dim = draft.config, draft.dims["ffn"]
+    for name, allowed in (("moe_intermediate_size", (None, dim)), ("num_shared_expert", (None, 1))):
+        if _common(config, name) not in allowed:
+            raise config.error(name, f"= {shown(config[name])} is not {allowed[1]}")
+    counts = {name: _common(config, name) for name in ("num_experts", "num_experts_per_tok")}
+    draft.config = Config({**config, **counts})
+    draft.dims |= {"expert": dim, "shared": dim}
+    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
+
+
+_RULES = (
+    *r.pre_norms(),
+    *r.ATTENTION,
+    *r.norm(T.Q_NORM, f"{r.ATTN}query_layernorm", "head"),
+    *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
+)
+_COMMON: Mapping[str, Any] = {
+    "flags": {"attention_bias": False},
+    "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
+    "rope_parameters": _rope,
+    # Keys of the published files that say nothing of the text's computation.
+    "ignored_keys": "(vit|org|im|text|anyres|mask|max_image)_.*"
+    "|(pad_id|dense_list|class_num|num_media).*",
+    "neutral": {
+        "attention_head_dim": (64, 128),  # head_dim says it
+        "use_qk_norm": True,
+        "use_rotary_pos_emb": True,
+        "cla_share_factor": range(64),
+        "norm_type": ("rms", "hf_rms"),
+        "pool_type": "last",
+    },
+}
+# Of training, and how the published code splits the same computation.
+_OF_MOE: Mapping[str, Any] = {
+    "use_mixed_mlp_moe": True,
+    "norm_topk_prob": True,
+    "moe_layer_num_skipped": 0,
+    "capacity_factor": 1.0,
+}
+
+
+FAMILIES = (
     _mixture(
         name="OlmoeForCausalLM",
         title="OLMoE",
@@ -320,62 +441,6 @@ _MIXTURES = (
         },
         adjust=_ernie,
     ),
-)
-
-
-# ---- a sigmoid with a selection bias, and groups of experts: GLM-4.5 and its heirs ----
-
-
-def grouped(draft: Draft, *, has_groups: bool = True, **routing: Any) -> None:
-    """Experts in all but the first layers, with shared ones; ``routing`` differs from GLM's."""
-    config, n_layers = draft.config, draft.header.n_layers
-    n_dense = draft.dims.get("dense layers", config.get("first_k_dense_replace"))
-    if type(n_dense) is not int or not 0 <= n_dense < n_layers:
-        raise config.error("first_k_dense_replace", f"= {shown(n_dense)}: no layer has experts")
-    draft.dims["expert"] = config.count("moe_intermediate_size", MAX_FFN_DIM)
-    n_shared = config.count("n_shared_experts", MAX_LAYER_EXPERTS)
-    draft.dims["shared"] = n_shared * draft.dims["expert"]
-    route(draft, range(n_dense, n_layers), **(by_groups(config, has_groups=has_groups) | routing))
-    if "use_qk_norm" in draft.flags:
-        draft.set_all(qk_norm=QkNorm.PER_HEAD)
-
-
-def by_groups(config: Config, *, has_groups: bool = True) -> dict[str, Any]:
-    n_groups = config.count("n_group", MAX_LAYER_EXPERTS) if has_groups else 1
-    kept = config.count("topk_group", n_groups) if has_groups else 1
-    weights = by_sum(config)
-    return {
-        "expert_score": ExpertScore.SIGMOID,
-        "expert_weights": weights,
-        "weights_epsilon": 1e-20 if weights == ExpertWeights.BY_SUM else 0.0,
-        "weights_factor": config.positive("routed_scaling_factor"),
-        "n_groups": n_groups,
-        "n_groups_kept": kept,
-        "group_score": GroupScore.TWO_LARGEST if n_groups > 1 else GroupScore.LARGEST,
-    }
-
-
-_BIASES = ("gate.e_score_correction_bias", "gate.e_score_correction_bias", "gate.selection.bias")
-SELECTED = tuple(
-    (r.selection_bias(f"{r.MLP}{name}"), *rules)
-    for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
-)
-RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
-_FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
-
-_GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
-_GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
-
-
-def _rope_of_minimax(config: Config, layer_type: str) -> Config:
-    """Its published files say how many dimensions of a head are rotated."""
-    stated, n_dims = parameters_of(config, layer_type), config.get("rotary_dim")
-    if n_dims is None or "partial_rotary_factor" in stated:
-        return stated
-    return Config({**stated, "rotary_dims": n_dims})
-
-
-_GROUPED_FAMILIES = (
     Family(
         name="Glm4MoeForCausalLM",
         title="GLM-4.5, 4.6",
@@ -453,78 +518,6 @@ _GROUPED_FAMILIES = (
             route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
         ),
     ),
-)
-
-
-# ---- HunYuan, whose norms of queries and keys are behind RoPE ----
-
-
-def _rope(config: Config, layer_type: str) -> Config:
-    """A fixed alpha stretches the base, whatever kind of scaling is named."""
-    stated = parameters_of(config, layer_type)
-    if not stated.get("alpha"):
-        return stated
-    if stated.positive("alpha") > 1e9:
-        raise stated.error("alpha", f"= {shown(stated['alpha'])} is above 10^9")
-    heads = config.get("num_attention_heads") or 1
-    dim = config.get("head_dim") or (config.get("hidden_size") or 0) // heads
-    theta = stated.positive("rope_theta", 10000.0)
-    return Config({"rope_theta": theta * stated.positive("alpha") ** (dim / max(1, dim - 2))})
-
-
-def _common(config: Config, name: str) -> Any:
-    """The value of a key that may be a list of the same for each layer."""
-    value = config.get(name)
-    if not isinstance(value, list):
-        return value
-    if not value or any(item != value[0] for item in value):
-        raise config.error(name, f"= {shown(value)} differs between layers")
-    return value[0]
-
-
-def _moe(draft: Draft) -> None:
-    """Experts and the part beside them are as wide as ``intermediate_size``."""
-    config, dim = draft.config, draft.dims["ffn"]
-    for name, allowed in (("moe_intermediate_size", (None, dim)), ("num_shared_expert", (None, 1))):
-        if _common(config, name) not in allowed:
-            raise config.error(name, f"= {shown(config[name])} is not {allowed[1]}")
-    counts = {name: _common(config, name) for name in ("num_experts", "num_experts_per_tok")}
-    draft.config = Config({**config, **counts})
-    draft.dims |= {"expert": dim, "shared": dim}
-    route(draft, range(draft.header.n_layers), expert_weights=ExpertWeights.BY_SUM)
-
-
-_RULES = (
-    *r.pre_norms(),
-    *r.ATTENTION,
-    *r.norm(T.Q_NORM, f"{r.ATTN}query_layernorm", "head"),
-    *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
-)
-_COMMON: Mapping[str, Any] = {
-    "flags": {"attention_bias": False},
-    "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
-    "rope_parameters": _rope,
-    # Keys of the published files that say nothing of the text's computation.
-    "ignored_keys": "(vit|org|im|text|anyres|mask|max_image)_.*"
-    "|(pad_id|dense_list|class_num|num_media).*",
-    "neutral": {
-        "attention_head_dim": (64, 128),  # head_dim says it
-        "use_qk_norm": True,
-        "use_rotary_pos_emb": True,
-        "cla_share_factor": range(64),
-        "norm_type": ("rms", "hf_rms"),
-        "pool_type": "last",
-    },
-}
-# Of training, and how the published code splits the same computation.
-_OF_MOE: Mapping[str, Any] = {
-    "use_mixed_mlp_moe": True,
-    "norm_topk_prob": True,
-    "moe_layer_num_skipped": 0,
-    "capacity_factor": 1.0,
-}
-
-_HUNYUAN_FAMILIES = (
     Family(
         name="HunYuanDenseV1ForCausalLM",
         title="HunYuan (0.5B to 7B)",
@@ -561,6 +554,3 @@ _HUNYUAN_FAMILIES = (
         },
     ),
 )
-
-
-FAMILIES = (*_MIXTURES, *_GROUPED_FAMILIES, *_HUNYUAN_FAMILIES)

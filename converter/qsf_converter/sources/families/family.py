@@ -94,6 +94,10 @@ class Draft:
             for layer, type_ in zip(self.layers, self.layer_types, strict=True)
         ]
 
+    def unrotate_full(self) -> None:
+        """Let the layers without a window rotate nothing."""
+        self.unrotate(i for i, type_ in enumerate(self.layer_types) if type_ == FULL)
+
     def unrotate(self, layers: Iterable[int]) -> None:
         for i in layers:
             self.layers[i] = dataclasses.replace(self.layers[i], rope_set=ROPE_NONE)

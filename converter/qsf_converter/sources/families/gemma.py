@@ -135,54 +135,6 @@ GGUF_GEMMA3 = Gguf(
 )
 
 
-_GEMMA_FAMILIES = (
-    _family(
-        name="GemmaForCausalLM",
-        title="Gemma 1",
-        gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
-        rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
-        renames={"norm_epsilon": "rms_norm_eps"},
-        defaults={"num_key_value_heads": 16},
-        adjust=_gemma1,
-    ),
-    _family(
-        name="Gemma2ForCausalLM",
-        title="Gemma 2",
-        gguf=Gguf(
-            "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
-        ),
-        rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
-        defaults={"sliding_window_pattern": 2},
-        windows=window_but_every,
-    ),
-    _family(
-        name="VaultGemmaForCausalLM",
-        title="VaultGemma",
-        model_type="vaultgemma",
-        rules=(
-            *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
-            *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
-            *ATTENTION,
-            *gated(),
-            *_ENDS,
-        ),
-        defaults={"sliding_window_pattern": 2},
-        windows=window_but_every,
-    ),
-    _family(
-        name="Gemma3ForCausalLM",
-        title="Gemma 3",
-        model_type="gemma3_text",
-        gguf=GGUF_GEMMA3,
-        rules=(*_SANDWICH, *ATTENTION, *r.qk_norms(add=1.0), *gated(), *_ENDS),
-        nested=("Gemma3ForConditionalGeneration",),
-        defaults=GEMMA3_DEFAULTS,
-        windows=window_but_every,
-        rope_parameters=rope_of_gemma3,
-    ),
-)
-
-
 # ---- rules ----
 
 
@@ -538,7 +490,53 @@ _GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
     "vocab_size": 262144,
     "sliding_window_pattern": 6,
 }
-_GEMMA4_FAMILIES = (
+
+
+FAMILIES = (
+    _family(
+        name="GemmaForCausalLM",
+        title="Gemma 1",
+        gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
+        rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
+        renames={"norm_epsilon": "rms_norm_eps"},
+        defaults={"num_key_value_heads": 16},
+        adjust=_gemma1,
+    ),
+    _family(
+        name="Gemma2ForCausalLM",
+        title="Gemma 2",
+        gguf=Gguf(
+            "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
+        ),
+        rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
+        defaults={"sliding_window_pattern": 2},
+        windows=window_but_every,
+    ),
+    _family(
+        name="VaultGemmaForCausalLM",
+        title="VaultGemma",
+        model_type="vaultgemma",
+        rules=(
+            *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
+            *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
+            *ATTENTION,
+            *gated(),
+            *_ENDS,
+        ),
+        defaults={"sliding_window_pattern": 2},
+        windows=window_but_every,
+    ),
+    _family(
+        name="Gemma3ForCausalLM",
+        title="Gemma 3",
+        model_type="gemma3_text",
+        gguf=GGUF_GEMMA3,
+        rules=(*_SANDWICH, *ATTENTION, *r.qk_norms(add=1.0), *gated(), *_ENDS),
+        nested=("Gemma3ForConditionalGeneration",),
+        defaults=GEMMA3_DEFAULTS,
+        windows=window_but_every,
+        rope_parameters=rope_of_gemma3,
+    ),
     family.Family(
         name="Gemma4ForCausalLM",
         title="Gemma 4 (E2B, E4B, 31B, 26B-A4B), text",
@@ -571,6 +569,3 @@ _GEMMA4_FAMILIES = (
         )
     ),
 )
-
-
-FAMILIES = (*_GEMMA_FAMILIES, *_GEMMA4_FAMILIES)

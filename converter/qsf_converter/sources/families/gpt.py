@@ -15,7 +15,7 @@ from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families import family
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import T
@@ -55,8 +55,7 @@ def _cohere(draft: Draft) -> None:
 
 def _cohere2(draft: Draft) -> None:
     _cohere(draft)
-    types = draft.layer_types
-    draft.unrotate([i for i, type_ in enumerate(types) if type_ == FULL])
+    draft.unrotate_full()
 
 
 def _plus_one(rules: r.Rules) -> r.Rules:
@@ -76,85 +75,6 @@ _COHERE_RULES = (
 )
 _BIASED_ENDS = r.ends("embed_tokens", "norm", bias=True)
 _EPSILON = {"norm_epsilon": "layer_norm_eps"}
-
-_COHERE_FAMILIES = (
-    Family(
-        name="CohereForCausalLM",
-        title="Command R, R+",
-        gguf=Gguf("command-r", needs=("logit_scale",)),
-        norm=Norm.LAYER,
-        is_interleaved=True,
-        rules=_COHERE_RULES,
-        renames=_EPSILON,
-        flags={"attention_bias": False, "use_qk_norm": False},
-        adjust=_cohere,
-    ),
-    Family(
-        name="Cohere2ForCausalLM",
-        title="Command R7B, Command A",
-        gguf=Gguf("cohere2", needs=("logit_scale",), may=("sliding_window",)),
-        norm=Norm.LAYER,
-        is_interleaved=True,
-        rules=_COHERE_RULES,
-        renames=_EPSILON,
-        defaults={"head_dim": 128, "sliding_window_pattern": 4},
-        windows=family.window_but_every,
-        neutral={
-            # Windows and RoPE as the model's own code places them, which layer_types states too.
-            "order_of_interleaved_layers": "local_attn_first",
-            "position_embedding_type": "rope_gptj",
-            "rotary_pct": 1.0,
-            "layer_switch": 4,
-            "use_embedding_sharing": True,
-            "use_gated_activation": True,
-            "use_parallel_block": True,
-            "use_parallel_embedding": (False, True),
-        },
-        adjust=_cohere2,
-    ),
-    Family(
-        name="NemotronForCausalLM",
-        title="Nemotron, Minitron",
-        gguf=Gguf("nemotron", has_one_in_norms=True),
-        norm=Norm.LAYER,
-        has_partial_rope=True,
-        rules=_plus_one(
-            (
-                *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
-                *r.ATTENTION,
-                *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-                *_BIASED_ENDS,
-            )
-        ),
-        renames={"norm_epsilon": "norm_eps"},
-        neutral={"normalization": "layernorm1p"},
-    ),
-    Family(
-        name="Jais2ForCausalLM",
-        title="Jais 2",
-        gguf=Gguf("jais2"),
-        norm=Norm.LAYER,
-        rules=(
-            *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
-            *r.ATTENTION,
-            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-            *_BIASED_ENDS,
-        ),
-        renames=_EPSILON,
-        flags={"attention_bias": True, "mlp_bias": True},
-    ),
-    Family(
-        name="ArceeForCausalLM",
-        title="Arcee AFM",
-        gguf=Gguf("arcee", is_permuted=True),
-        rules=(
-            *r.pre_norms(),
-            *r.ATTENTION,
-            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-            *r.ENDS,
-        ),
-    ),
-)
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> r.Rules:
@@ -304,7 +224,83 @@ _GGUF_NEOX = Gguf(
 )
 
 
-_GPT_FAMILIES = (
+FAMILIES = (
+    Family(
+        name="CohereForCausalLM",
+        title="Command R, R+",
+        gguf=Gguf("command-r", needs=("logit_scale",)),
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        flags={"attention_bias": False, "use_qk_norm": False},
+        adjust=_cohere,
+    ),
+    Family(
+        name="Cohere2ForCausalLM",
+        title="Command R7B, Command A",
+        gguf=Gguf("cohere2", needs=("logit_scale",), may=("sliding_window",)),
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        defaults={"head_dim": 128, "sliding_window_pattern": 4},
+        windows=family.window_but_every,
+        neutral={
+            # Windows and RoPE as the model's own code places them, which layer_types states too.
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "layer_switch": 4,
+            "use_embedding_sharing": True,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+            "use_parallel_embedding": (False, True),
+        },
+        adjust=_cohere2,
+    ),
+    Family(
+        name="NemotronForCausalLM",
+        title="Nemotron, Minitron",
+        gguf=Gguf("nemotron", has_one_in_norms=True),
+        norm=Norm.LAYER,
+        has_partial_rope=True,
+        rules=_plus_one(
+            (
+                *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+                *r.ATTENTION,
+                *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+                *_BIASED_ENDS,
+            )
+        ),
+        renames={"norm_epsilon": "norm_eps"},
+        neutral={"normalization": "layernorm1p"},
+    ),
+    Family(
+        name="Jais2ForCausalLM",
+        title="Jais 2",
+        gguf=Gguf("jais2"),
+        norm=Norm.LAYER,
+        rules=(
+            *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+            *_BIASED_ENDS,
+        ),
+        renames=_EPSILON,
+        flags={"attention_bias": True, "mlp_bias": True},
+    ),
+    Family(
+        name="ArceeForCausalLM",
+        title="Arcee AFM",
+        gguf=Gguf("arcee", is_permuted=True),
+        rules=(
+            *r.pre_norms(),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+            *r.ENDS,
+        ),
+    ),
     _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
@@ -512,6 +508,3 @@ _GPT_FAMILIES = (
         },
     ),
 )
-
-
-FAMILIES = (*_COHERE_FAMILIES, *_GPT_FAMILIES)

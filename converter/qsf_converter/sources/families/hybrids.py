@@ -25,7 +25,6 @@ _PARTS: Final = {T.SSD_GATE: "values", T.SSD_IN: "channels", T.SSD_STEP: "value 
 NO_ATTENTION: Final[dict[str, Any]] = {
     "rope_set": ROPE_NONE, "qk_norm": QkNorm.NONE, "score_scale": 0.0,
 }  # fmt: skip
-# Keys with the sizes of layers, and keys without effect.
 SSD_FLAGS: Final = {"mamba_conv_bias": True}
 SSD_NEUTRAL: Final[dict[str, Any]] = {
     "mamba_chunk_size": tuple(1 << i for i in range(16)),
@@ -189,12 +188,6 @@ _FALCON = (
     *_scaled(T.FFN_DOWN, f"{_FFN}down_proj", "hidden", "ffn", "down"),
     *r.ends("embed_tokens", "final_layernorm", scale="logits"),
 )
-
-
-_MULTIPLIERS: Final = (
-    "lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_out_multiplier",
-    "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
-)  # fmt: skip
 
 
 def _multipliers(config: Config, name: str, n: int) -> list[float]:

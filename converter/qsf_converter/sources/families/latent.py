@@ -19,8 +19,8 @@ from qsf.errors import QsfConversionError, shown
 from qsf.file import kinds
 from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYER_EXPERTS, Positions, padded
 from qsf_converter.sources.families import rules as r
-from qsf_converter.sources.families.config import MAX_LAYERS, Config
-from qsf_converter.sources.families.delta import LINEAR
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.delta import LINEAR, attention_every
 from qsf_converter.sources.families.experts import RENAMES, SELECTED, grouped
 from qsf_converter.sources.families.family import FULL, Draft, Family
 from qsf_converter.sources.families.gguf import SIGMOID, Fields, Gguf, Shapes
@@ -268,76 +268,7 @@ _DEEPSEEK2: Final = replace(
 )
 
 
-_LATENT_FAMILIES = (
-    _family(
-        name="DeepseekV2ForCausalLM",
-        title="DeepSeek V2 (Lite, Coder)",
-        gguf=_DEEPSEEK2,
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
-        layouts=_layouts(r.LAYOUTS),
-        defaults={"n_group": 1, "topk_group": 1},
-        neutral={
-            **_NEUTRAL,
-            **_ROUTED,
-            "scoring_func": "softmax",
-            "topk_method": ("greedy", "group_limited_greedy"),
-            "n_group": range(MAX_LAYER_EXPERTS),
-            "topk_group": range(MAX_LAYER_EXPERTS),
-        },
-        adjust=_v2,
-    ),
-    _family(
-        name="DeepseekV3ForCausalLM",
-        title="DeepSeek V3, R1, Kimi K2; K2.5, text",
-        nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
-        layouts=_layouts(SELECTED),
-        neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        adjust=latent_moe,
-    ),
-    _family(
-        name="Glm4MoeLiteForCausalLM",
-        title="GLM-4.7-Flash",
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
-        layouts=_layouts(SELECTED),
-        defaults={"first_k_dense_replace": 1},
-        neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
-        adjust=latent_moe,
-    ),
-    _family(
-        name="Mistral4ForCausalLM",
-        title="Mistral Small 4, text",
-        gguf=replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_sizes, others=(), name="mistral4"),
-        nested=("Mistral3ForConditionalGeneration",),
-        left_out=("vision_tower.", "multi_modal_projector."),
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
-        layouts=(
-            *_layouts(r.LAYOUTS),
-            (*SPLIT, *r.LAYOUTS[1]),
-        ),  # GGUF files have gate and up in one
-        defaults={"rope_parameters": None},
-        adjust=_mistral4,
-    ),
-    _family(
-        name="YoutuForCausalLM",
-        title="Youtu-LLM",
-        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
-        layouts=(FUSED, SPLIT),
-        adjust=latent,
-    ),
-    _family(
-        name="MiniCPM3ForCausalLM",
-        title="MiniCPM3",
-        gguf=replace(GGUF_LATENT, more=_gguf_sizes, name="minicpm3"),
-        model_type="minicpm3",
-        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
-        layouts=(FUSED,),
-        defaults={"v_head_dim": 64},
-        adjust=_minicpm3,
-        is_interleaved=False,
-    ),
-)
-
+# ---- layers of KDA: Kimi Linear, Ling 3 ----
 
 _DELTA: Final[dict[str, Any]] = {"where": Where.DELTA}
 _MATRICES: Final = (
@@ -450,13 +381,6 @@ def _set_kda(draft: Draft, n_heads: int, dim: int, n_taps: int, **more: Any) -> 
     draft.set_type(LINEAR, **kda)
 
 
-def _ling_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Latent attention in the last layer of each group."""
-    types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
-    n = config.count("layer_group_size", MAX_LAYERS)
-    return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
-
-
 # Keys of published files; with other values their own code computes something else.
 _OF_LING: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("linear_silu", "no_kda_lora", "use_qk_norm", "moe_router_enable_expert_bias",
@@ -563,7 +487,74 @@ _GGUF: Final = replace(
 )
 
 
-_KIMI_FAMILIES = (
+FAMILIES = (
+    _family(
+        name="DeepseekV2ForCausalLM",
+        title="DeepSeek V2 (Lite, Coder)",
+        gguf=_DEEPSEEK2,
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=_layouts(r.LAYOUTS),
+        defaults={"n_group": 1, "topk_group": 1},
+        neutral={
+            **_NEUTRAL,
+            **_ROUTED,
+            "scoring_func": "softmax",
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "n_group": range(MAX_LAYER_EXPERTS),
+            "topk_group": range(MAX_LAYER_EXPERTS),
+        },
+        adjust=_v2,
+    ),
+    _family(
+        name="DeepseekV3ForCausalLM",
+        title="DeepSeek V3, R1, Kimi K2; K2.5, text",
+        nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
+        layouts=_layouts(SELECTED),
+        neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        adjust=latent_moe,
+    ),
+    _family(
+        name="Glm4MoeLiteForCausalLM",
+        title="GLM-4.7-Flash",
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
+        layouts=_layouts(SELECTED),
+        defaults={"first_k_dense_replace": 1},
+        neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
+        adjust=latent_moe,
+    ),
+    _family(
+        name="Mistral4ForCausalLM",
+        title="Mistral Small 4, text",
+        gguf=replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_sizes, others=(), name="mistral4"),
+        nested=("Mistral3ForConditionalGeneration",),
+        left_out=("vision_tower.", "multi_modal_projector."),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=(
+            *_layouts(r.LAYOUTS),
+            (*SPLIT, *r.LAYOUTS[1]),
+        ),  # GGUF files have gate and up in one
+        defaults={"rope_parameters": None},
+        adjust=_mistral4,
+    ),
+    _family(
+        name="YoutuForCausalLM",
+        title="Youtu-LLM",
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
+        layouts=(FUSED, SPLIT),
+        adjust=latent,
+    ),
+    _family(
+        name="MiniCPM3ForCausalLM",
+        title="MiniCPM3",
+        gguf=replace(GGUF_LATENT, more=_gguf_sizes, name="minicpm3"),
+        model_type="minicpm3",
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
+        layouts=(FUSED,),
+        defaults={"v_head_dim": 64},
+        adjust=_minicpm3,
+        is_interleaved=False,
+    ),
     Family(
         name="KimiLinearForCausalLM",
         title="Kimi Linear (48B-A3B)",
@@ -598,7 +589,7 @@ _KIMI_FAMILIES = (
         layouts=r.LAYOUTS[:2],  # there is no GGUF form
         renames={**_KIMI_RENAMES, "kda_dim": "head_dim"},
         defaults={"num_experts": 512},
-        windows=_ling_types,
+        windows=functools.partial(attention_every, key="layer_group_size"),
         rope_parameters=rope_of_latent,
         adjust=_ling,
         neutral=_OF_LING,
@@ -607,6 +598,3 @@ _KIMI_FAMILIES = (
         "|pregate_.*",
     ),
 )
-
-
-FAMILIES = (*_LATENT_FAMILIES, *_KIMI_FAMILIES)

@@ -29,9 +29,6 @@ def post_norms() -> r.Rules:
     )
 
 
-# ---- windows ----
-
-
 # ---- special cases ----
 
 
@@ -46,8 +43,7 @@ def _smollm3(draft: Draft) -> None:
 
 def _exaone4(draft: Draft) -> None:
     if draft.config.get("sliding_window") is not None:
-        types = draft.layer_types
-        draft.unrotate([i for i, type_ in enumerate(types) if type_ == family.FULL])
+        draft.unrotate_full()
 
 
 def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
@@ -79,7 +75,46 @@ def _gguf_exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) ->
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
 
 
-_LLAMA_FAMILIES = (
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def _apertus(draft: Draft) -> None:
+    """The numbers of xIELU are stored as what softplus makes them of."""
+    config, n_layers = draft.config, draft.header.n_layers
+    if config.get("hidden_act") != "xielu":
+        raise config.error("hidden_act", f"= {shown(config['hidden_act'])} is not xielu")
+    numbers: list[list[float]] = []
+    for name in _XIELU:
+        values = config.get(f"xielu_{name}")
+        if (
+            not isinstance(values, list)
+            or len(values) != n_layers
+            or not all(isinstance(n, (int, float)) and abs(n) < 1e6 for n in values)
+        ):
+            raise config.error(
+                f"xielu_{name}", f"= {shown(values)} is not a number of each of {n_layers} layers"
+            )
+        numbers.append(values)
+    square, exp, line = numbers
+    draft.layers = [
+        replace(
+            kind,
+            activation=Activation.XIELU,
+            xielu_square=_softplus(square[i]),
+            xielu_exp=line[i] + _softplus(exp[i]),
+            xielu_line=line[i],
+        )
+        for i, kind in enumerate(draft.layers)
+    ]
+
+
+_XIELU = ("alpha_p", "alpha_n", "beta")
+
+_KEYS = {f"xielu_{name}": f"xielu.{name}" for name in _XIELU}
+
+
+FAMILIES = (
     Family(
         name="LlamaForCausalLM",
         title="LLaMA 2, 3; SmolLM2; all with its blocks",
@@ -287,49 +322,6 @@ _LLAMA_FAMILIES = (
             *ENDS,
         ),
     ),
-)
-
-
-def _softplus(x: float) -> float:
-    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
-
-
-def _apertus(draft: Draft) -> None:
-    """The numbers of xIELU are stored as what softplus makes them of."""
-    config, n_layers = draft.config, draft.header.n_layers
-    if config.get("hidden_act") != "xielu":
-        raise config.error("hidden_act", f"= {shown(config['hidden_act'])} is not xielu")
-    numbers: list[list[float]] = []
-    for name in _XIELU:
-        values = config.get(f"xielu_{name}")
-        if (
-            not isinstance(values, list)
-            or len(values) != n_layers
-            or not all(isinstance(n, (int, float)) and abs(n) < 1e6 for n in values)
-        ):
-            raise config.error(
-                f"xielu_{name}", f"= {shown(values)} is not a number of each of {n_layers} layers"
-            )
-        numbers.append(values)
-    square, exp, line = numbers
-    draft.layers = [
-        replace(
-            kind,
-            activation=Activation.XIELU,
-            xielu_square=_softplus(square[i]),
-            xielu_exp=line[i] + _softplus(exp[i]),
-            xielu_line=line[i],
-        )
-        for i, kind in enumerate(draft.layers)
-    ]
-
-
-_XIELU = ("alpha_p", "alpha_n", "beta")
-
-_KEYS = {f"xielu_{name}": f"xielu.{name}" for name in _XIELU}
-
-
-_APERTUS_FAMILIES = (
     Family(
         name="ApertusForCausalLM",
         title="Apertus (8B, 70B)",
@@ -360,6 +352,3 @@ _APERTUS_FAMILIES = (
         adjust=_apertus,
     ),
 )
-
-
-FAMILIES = (*_LLAMA_FAMILIES, *_APERTUS_FAMILIES)
