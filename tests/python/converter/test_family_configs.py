@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from make.stored import Reader
 from qsf.errors import QsfConversionError
 from qsf_converter import convert
 from qsf_converter.sources.architectures import FAMILIES, family_of, read_facts
+from qsf_converter.sources.families.family import CLASS_DEFAULTS
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes
 
 CASES = golden_families.cases()
 Config = dict[str, Any]
+
+
+def test_every_family_has_its_class_s_defaults() -> None:
+    assert json.loads(CLASS_DEFAULTS.read_text("utf-8")).keys() == FAMILIES.keys()
 
 
 def older(config: Config) -> Config:

@@ -33,50 +33,36 @@ class Place(enum.Enum):
 
 
 class Where(enum.Enum):
-    """The layers that have a tensor."""
+    """The layers that have a tensor: by their kind."""
 
-    EVERYWHERE = enum.auto()
-    DENSE = enum.auto()  # those with an FFN and without experts
-    ROUTED = enum.auto()
-    ATTENTION = enum.auto()
-    SHORT_CONV = enum.auto()
-    DELTA = enum.auto()
-    SSD = enum.auto()
-    MIXED = enum.auto()  # those with a mixer
-    FED = enum.auto()  # those with an FFN or experts
-    WINDOWED = enum.auto()  # attention with a window
-    UNLIMITED = enum.auto()  # attention without
-    KEYS = enum.auto()  # those with keys and values of their own
-    SHARED_KEYS = enum.auto()  # those that read the keys of another layer
-    WINDOWED_KEYS = enum.auto()  # both of WINDOWED and of KEYS
-    UNLIMITED_KEYS = enum.auto()  # both of UNLIMITED and of KEYS
-    MTP = enum.auto()  # the MTP head
-    LOOPED = enum.auto()  # those that run several times
-    OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
+    EVERYWHERE = (lambda kind: True,)
+    DENSE = (lambda kind: kind.n_experts == 0 and kind.ffn != Ffn.NONE,)
+    ROUTED = (lambda kind: kind.n_experts != 0,)
+    ATTENTION = (lambda kind: kind.has_attention,)
+    SHORT_CONV = (lambda kind: kind.mixer == Mixer.SHORT_CONV,)
+    DELTA = (lambda kind: kind.mixer == Mixer.DELTA,)
+    SSD = (lambda kind: kind.has_ssd,)
+    MIXED = (lambda kind: kind.mixer != Mixer.NONE,)
+    FED = (lambda kind: kind.ffn != Ffn.NONE or kind.n_experts != 0,)
+    WINDOWED = (lambda kind: kind.window_tokens != 0,)
+    UNLIMITED = (lambda kind: _is_unlimited(kind),)
+    KEYS = (lambda kind: not kind.kv_source,)  # those with keys and values of their own
+    SHARED_KEYS = (lambda kind: kind.kv_source,)  # those that read the keys of another layer
+    WINDOWED_KEYS = (lambda kind: kind.window_tokens != 0 and not kind.kv_source,)
+    UNLIMITED_KEYS = (lambda kind: _is_unlimited(kind) and not kind.kv_source,)
+    MTP = (lambda kind: kind.is_mtp != 0,)  # the MTP head
+    LOOPED = (lambda kind: kind.message_rank != 0,)  # those that run several times
+    OWN_VALUES = (  # UNLIMITED_KEYS, with values that are not the keys
+        lambda kind: _is_unlimited(kind) and not kind.kv_source and not kind.values_are_keys,
+    )
 
     def holds(self, kind: LayerKind) -> bool:
-        is_windowed, has_keys = kind.window_tokens != 0, not kind.kv_source
-        is_unlimited = kind.has_attention and not is_windowed
-        return {
-            Where.EVERYWHERE: True,
-            Where.DENSE: kind.n_experts == 0 and kind.ffn != Ffn.NONE,
-            Where.ROUTED: kind.n_experts != 0,
-            Where.ATTENTION: kind.has_attention,
-            Where.SHORT_CONV: kind.mixer == Mixer.SHORT_CONV,
-            Where.DELTA: kind.mixer == Mixer.DELTA,
-            Where.SSD: kind.has_ssd,
-            Where.MIXED: kind.mixer != Mixer.NONE,
-            Where.FED: kind.ffn != Ffn.NONE or kind.n_experts != 0,
-            Where.WINDOWED: is_windowed,
-            Where.UNLIMITED: is_unlimited,
-            Where.KEYS: has_keys,
-            Where.MTP: kind.is_mtp != 0,
-            Where.LOOPED: kind.message_rank != 0,
-            Where.SHARED_KEYS: not has_keys,
-            Where.WINDOWED_KEYS: is_windowed and has_keys,
-            Where.UNLIMITED_KEYS: is_unlimited and has_keys,
-            Where.OWN_VALUES: is_unlimited and has_keys and not kind.values_are_keys,
-        }[self]
+        return bool(self.value[0](kind))
+
+
+def _is_unlimited(kind: LayerKind) -> bool:
+    """Attention without a window."""
+    return kind.has_attention and not kind.window_tokens
 
 
 @dataclass(frozen=True, slots=True)
