@@ -19,8 +19,8 @@ from safetensors.numpy import load_file, save_file
 import qsf
 from make import golden_adapters as made
 from make import mutants, tiny_checkpoints
-from make.adapter_files import A, K, Q, pair, write_adapter
 from make.commands import Run
+from make.golden_adapters import A, K, Q, pair, write_adapter
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfFormatError
 from qsf.report.record import read_meta

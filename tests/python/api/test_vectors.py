@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 import qsf
 from make import gguf_families, golden_families
-from make.encoders import with_tokenizer
 from make.gguf_files import add, close
 from make.golden import ROOT
-from make.golden_families import DOCUMENTS, QUERY, Case
+from make.golden_families import DOCUMENTS, QUERY, Case, with_tokenizer
 from make.stored import Reader
 from make.tiny_checkpoints import safetensors_bytes
 from oracle.reference import forward, hidden_states, load_qsf

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from make.commands import Here
-from make.expert_attacks import EXPERTS
+from make.kind_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import write_tiny
 from make.stored import Reader

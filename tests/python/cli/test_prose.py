@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unicodedata import east_asian_width
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.screens import lines_of
 from qsf.cli.run.answer import LoopGuard, generate, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
 from qsf.options import GenerationOptions
@@ -174,3 +174,42 @@ def test_our_own_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> N
     log_json({"path": "/v1/chat/completions", "note": "prompt 1 cached 0"})
     assert json.loads(said[0])["note"] == "prompt 1 cached 0"
     assert said[0].count("\n") == 1
+
+
+# ---- A terminal's screen as far as `qsf` moves on it: lines, the cursor, erasing ----
+
+
+_PART = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.)", re.DOTALL)
+
+
+def lines_of(text: str, columns: int) -> list[str]:
+    """Return the lines that a terminal of that width shows, without spaces at their ends."""
+    rows = [[" "] * columns]
+    at, column = 0, 0
+    for count, action, char in _PART.findall(text):
+        n = int(count or 1)
+        if action == "m":
+            continue
+        if action == "A":
+            assert n <= at
+            at -= n
+        elif action == "D":
+            assert n <= column
+            column -= n
+        elif action in ("J", "K"):
+            assert action == "K" or count == ""
+            rows[at][column:] = [" "] * (columns - column)
+            if action == "J":
+                del rows[at + 1 :]
+        elif char == "\r":
+            column = 0
+        else:
+            assert not action, action
+            width = 2 if east_asian_width(char) in "WF" else 1
+            if char == "\n" or column + width > columns:
+                at, column = at + 1, 0
+                rows += [[" "] * columns] * 0 if at < len(rows) else [[" "] * columns]
+            if char != "\n":
+                rows[at][column : column + width] = [char] + [""] * (width - 1)
+                column += width
+    return ["".join(row).rstrip() for row in rows]

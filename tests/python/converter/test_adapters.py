@@ -21,9 +21,9 @@ from safetensors.numpy import load_file
 import qsf
 from make import gguf_files, mutants, tiny_checkpoints, torch_files
 from make import golden_adapters as made
-from make.adapter_files import CONFIG, WEIGHTS, Q, Tensors, pair
-from make.adapter_files import write_adapter as write
 from make.commands import Run
+from make.golden_adapters import CONFIG, WEIGHTS, Q, Tensors, pair
+from make.golden_adapters import write_adapter as write
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError
 from qsf.report.record import read_meta

@@ -17,10 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from make import gguf_files, hf_makers, tiny_checkpoints
-from make.fresh import write_fresh
 from make.gguf_files import Type
 from make.refusals import refusals
-from make.stored import Reader
+from make.stored import Reader, write_fresh
 from oracle.kept_tiles import decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.gguf_parts import name_without_part, part_names

@@ -42,14 +42,12 @@ from make.attacks import (
     section_at,
     u32,
 )
-from make.expert_attacks import EXPERT_ATTACKS, EXPERTS
-from make.fresh import write_fresh
-from make.kind_attacks import KIND_ATTACKS, KINDS, LATENT_ATTACKS, LATENTS
+from make.kind_attacks import EXPERT_ATTACKS, EXPERTS, KIND_ATTACKS, KINDS, LATENT_ATTACKS, LATENTS
 from make.mutants import SECTIONS, mutant
 from make.outlier_files import add_outliers
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.recurrent_models import write_recurrent
-from make.stored import Reader, fault_of, verdict
+from make.stored import Reader, fault_of, verdict, write_fresh
 from make.use_file import outcomes
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.kinds import RopeSet

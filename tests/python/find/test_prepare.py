@@ -22,9 +22,9 @@ import pytest
 import qsf as package
 from make import gguf_files, golden_families, tiny_checkpoints
 from make.commands import Run
-from make.encoders import with_tokenizer
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
+from make.golden_families import with_tokenizer
 from qsf.cli.plan import plans_of
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file import ranged

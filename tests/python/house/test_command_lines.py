@@ -23,9 +23,9 @@ DOCUMENTS = ("README.md", "docs/use.md")
 LEFT_OUT = {
     "make demo": "minutes: sets up a folder; CI runs it",
     "make test": "would run this test again",
-    "make wheels": "minutes; tests/python/house/test_wheel.py runs it",
+    "make wheels": "minutes; tests/python/house/test_packaging.py runs it",
     "pip install .": "minutes of compiling; setting up the folder runs it",
-    "pip install dist/": "tests/python/house/test_wheel.py installs the wheel",
+    "pip install dist/": "tests/python/house/test_packaging.py installs the wheel",
     "docker build": "needs docker and a network",
     "qsf serve": "does not end; tests/python/serve runs it",
     "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",

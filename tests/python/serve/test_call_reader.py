@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from make.calls import ARGUMENTS, HERMES, WEATHER, form_of
 from make.refusals import table
-from make.steps import count_lines, is_linear
+from make.steps import ARGUMENTS, HERMES, WEATHER, count_lines, form_of, is_linear
 from qsf.foreign_json import read_json_at
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.tools.call_reader import CallReader

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from make import golden_families
-from make.added_tokens import make_with_tokens
-from make.encoders import with_tokenizer
+from make.golden_families import with_tokenizer
+from make.harmony import make_with_tokens
 from make.served import Client, serving
 from qsf_converter import convert
 

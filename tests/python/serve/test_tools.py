@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from make.calls import ARGUMENTS, HERMES, WEATHER, form_of
 from make.served import Client, scripted, serving
+from make.steps import ARGUMENTS, HERMES, WEATHER, form_of
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.tools.call_reader import CallReader
 from qsf.serve.tools.request import Tools

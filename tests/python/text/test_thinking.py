@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.added_tokens import N_WORDS
 from make.commands import Run
 from make.harmony import (
     ANSWER,
     CALL,
     MARKS,
+    N_WORDS,
     TEXT,
     THOUGHTS,
     make_harmony,
