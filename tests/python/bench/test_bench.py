@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from make.refusals import refusals
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.native import roofline
 from qsf_bench import cli, files, processes, table, tasks
@@ -168,18 +169,7 @@ def test_without_llama_cpp_it_says_how_to_get_it(
 
 @pytest.mark.parametrize(
     ("words", "text"),
-    [
-        (["m.qsf", "--quant", "4bit"], "for random weights"),
-        (["--baseline-model", "m.gguf"], "needs one MODEL"),
-        (["m.qsf", "--baseline-model", "m.gguf", "--no-baseline"], "exclude each other"),
-        (["--prompt", "0", "--gen", "0"], "nothing to measure"),
-        (["--quant", "5bit"], "5bit is unknown; available: "),
-        (["--shape", "gpt9"], "unknown"),
-        (["--rounds", "0"], "'0' is not a whole number from 1 to 100"),
-        (["--cgroup", "300"], "whole number of MB"),
-        (["m.qsf", "--json", "m.qsf"], "is read as well"),
-        (["--bogus"], "unrecognized arguments: --bogus (see python -m qsf.bench --help)"),
-    ],
+    refusals("qsf bench"),
 )
 def test_what_cannot_be_is_refused(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]

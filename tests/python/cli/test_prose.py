@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from make.refusals import table
 from qsf.cli.run.answer import LoopGuard, generate, loop_at_end, terminal_guard
 from qsf.errors import QsfCancelledError
 from qsf.options import GenerationOptions
@@ -37,23 +38,10 @@ def seen(text: str, columns: int = 40, *, has_markdown: bool = True) -> list[str
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("one two three four", ["one two three", "four"]),
-        ("- one two three four", ["\u2022 one two three", "  four"]),
-        ("12. one two three", ["12. one two", "    three"]),
-        ("abcdefghijklmnopqrstu v", ["abcdefghijklmno", "pqrstu v"]),
+        *table("tables")["prose"],
         ("\u4e2d\u6587" * 5, ["\u4e2d\u6587" * 3 + "\u4e2d", "\u6587\u4e2d\u6587"]),
-        ("# Big *one*\nx", ["Big one", "x"]),
-        ("a **b c** d `e*f`", ["a b c d e*f"]),
-        ("2 * 3 * 4, **k", ["2 * 3 * 4, **k"]),
-        ("f(*args) \\*x\\*", ["f(*args) *x*"]),
-        ("1.5 is > 1", ["1.5 is > 1"]),
-        ("| a | b | c | d | e |", ["| a | b | c | d ", "| e |"]),
-        ("```py\nx = '''1 2 3 4 5 6 7'''\n```\n*y*",
-         ["```py", "x = '''1 2 3 4 5", " 6 7'''", "```", "y"]),
-        ("````\n```\n# *a*\n````\n", ["````", "```", "# *a*", "````", ""]),
-        ("a\x1b[2Jb\x9bc\r\nd", ["a?[2Jb?c", "d"]),
     ],
-)  # fmt: skip
+)
 def test_what_a_terminal_of_16_columns_shows(text: str, lines: list[str]) -> None:
     assert seen(text, 16) == [line.rstrip() for line in lines]
 

@@ -14,7 +14,7 @@ import pytest
 import tokenizers
 
 from make import gguf_files, hf_makers
-from make.refusals import refusals
+from make.refusals import refusals, table
 from make.stored import Reader, unpack_tokenizer
 from make.text_families import MARK, SETTINGS, families
 from qsf.text.chat import ChatTemplate
@@ -24,17 +24,7 @@ from qsf_converter.sources.folder_tokenizer import tokenizer_of_folder
 from qsf_converter.sources.gguf_tokenizer import OF_CHARACTERS, SPLITS, chat_of, tokenizer_of
 from qsf_converter.text.tables import open_tokenizer
 
-TEXTS = [
-    "Once upon a time, there was a little girl.",
-    "It's 3 o'clock; I'LL pay $1234567.89 + 20% of <that>!",
-    "  two  spaces\n\n\nand lines \t tabs   ",
-    "caf\u00e9 na\u00efve \u4f60\u597d\u4e16\u754c \U0001f600\U0001f44d \u0627\u0644\u0639",
-    "\r\nWindows\r\nlines\r\n\r\n",
-    "x=f(y)^2~|z| 'quoted' \"text\" we're they've I'm he'd",
-    "\u0967\u0968\u0969\u096a \u00bd \u00b2 5\u20447 \x00\x7f",
-    "<|begin_of_text|>a<|end_of_text|> <s> </s> <unk> <0x41>",
-    "a", " ", "",
-]  # fmt: skip
+TEXTS = table("tables")["texts"]  # fmt: skip
 
 
 def as_metadata(said: dict[str, Any]) -> dict[str, Any]:

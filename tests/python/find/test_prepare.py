@@ -25,6 +25,7 @@ from make.commands import Run
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
 from make.golden_families import with_tokenizer
+from make.refusals import table
 from qsf.cli.plan import plans_of
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file import ranged
@@ -105,16 +106,7 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
 def test_names_of_the_hub_and_what_they_take(
     qsf: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for model, repo, quant_type in (
-        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", ""),
-        ("Qwen/Qwen3-4B:8bit", "Qwen/Qwen3-4B", "8bit"),
-        ("org/name:Q4_K_M", "org/name", "4bit"),
-        ("https://huggingface.co/org/name/tree/main", "org/name", ""),
-        ("hf.co/org/name:Q8_0", "org/name", "8bit"),
-        ("qwen3:4b", "unsloth/Qwen3-4B-GGUF", "4bit"),
-        ("Qwen3:4B:Q8_0", "unsloth/Qwen3-4B-GGUF", "8bit"),
-        ("Qwen3:4B:8bit", "Qwen/Qwen3-4B", "8bit"),
-    ):
+    for model, repo, quant_type in table("tables")["names of models"]:
         named = meaning_of(model)
         assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
     with pytest.raises(QsfIOError, match=r"qwen3: .*: did you mean qwen3:0\.6b\?"):

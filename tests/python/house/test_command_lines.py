@@ -14,23 +14,14 @@ import pytest
 from make import importances
 from make.calibrated_models import small_llama
 from make.commands import Run
+from make.refusals import table
 from qsf_converter import convert
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = ("README.md", "docs/use.md")
 
 # The command lines that do not run here, by how they begin, and why.
-LEFT_OUT = {
-    "make demo": "minutes: sets up a folder; CI runs it",
-    "make test": "would run this test again",
-    "make wheels": "minutes; tests/python/house/test_packaging.py runs it",
-    "pip install .": "minutes of compiling; setting up the folder runs it",
-    "pip install dist/": "tests/python/house/test_packaging.py installs the wheel",
-    "docker build": "needs docker and a network",
-    "qsf serve": "does not end; tests/python/serve runs it",
-    "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",
-    "qsf completion": "seconds; tests/python/cli/test_front.py runs it for three shells",
-}
+LEFT_OUT = table("tables")["commands left out"]
 
 
 def command_lines(document: str) -> list[str]:

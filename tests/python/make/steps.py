@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from make.refusals import table
 from qsf.serve.tools.call_formats import FORMATS, Format
 
 
@@ -37,16 +38,7 @@ def is_linear(count: Callable[[int], int], n: int) -> bool:
 # ---- functions that a model may call, and the forms of calls by family ----
 
 
-WEATHER: Any = {
-    "type": "object",
-    "properties": {
-        "city": {"type": "string", "maxLength": 8},
-        "days": {"type": "integer", "minimum": 1, "maximum": 9},
-        "unit": {"enum": ["C", "F"]},
-    },
-    "required": ["city", "days", "unit"],
-    "additionalProperties": False,
-}
+WEATHER: Any = table("tables")["weather"]
 ARGUMENTS: Any = {"city": "Ulm } ]", "days": 3, "unit": "C"}
 
 

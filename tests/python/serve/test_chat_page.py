@@ -16,6 +16,7 @@ import pytest
 
 from make.chromium import Browser, find_browser
 from make.harmony import ANSWER, TEXT, THOUGHTS, make_harmony
+from make.refusals import table
 from make.served import Client, after_passes, scripted, serving
 from qsf import Model
 from qsf.cli.serve_options import ServeOptions
@@ -171,20 +172,7 @@ def test_names_for_a_screen_reader(client: Client, browser: Browser) -> None:
     assert sum(node.get("role", {}).get("value") == "spinbutton" for node in nodes) == 7
 
 
-MARKDOWN = {
-    "a **b *c* d** and *e **f** g*, 2 * 3 * 4, a_b_c, ~~x~~": "<p>a <strong>b <em>c</em> d"
-    "</strong> and <em>e <strong>f</strong> g</em>, 2 * 3 * 4, a_b_c, <del>x</del></p>",
-    "# H #\n---\ntext\nmore\n\nlast": "<h3>H</h3><hr><p>text\nmore</p><p>last</p>",
-    "1. a\n   - b\n\n   c\n2. d\ntail\n\nend": '<ol start="1"><li><p>a</p><ul><li><p>b</p></li>'
-    "</ul><p>c</p></li><li><p>d\ntail</p></li></ol><p>end</p>",
-    "> a\n> - b": "<blockquote><p>a</p><ul><li><p>b</p></li></ul></blockquote>",
-    "| a | b |\n|---|:-:|\n| `x` | 1\\|2 |": '<div class="table"><table><tbody><tr><th>a</th>'
-    "<th>b</th></tr><tr><td><code>x</code></td><td>1|2</td></tr></tbody></table></div>",
-    "`` a`b `` \\*no\\*": "<p><code> a`b </code> *no*</p>",
-    "[a](https://e.org/x_(y)_z) https://e.org/a_b_c.": '<p><a href="https://e.org/x_(y)_z" '
-    'target="_blank" rel="noopener noreferrer">a</a> <a href="https://e.org/a_b_c" target="_blank" '
-    'rel="noopener noreferrer">https://e.org/a_b_c</a>.</p>',
-}
+MARKDOWN = table("tables")["markdown"]
 HOSTILE = [
     "<img src=x onerror=alert(1)><script>alert(1)</script>",
     "[a](javascript:alert(1)) ![b](data:text/html,x) [c](java\nscript:x) <a href='x:y'>d</a>",

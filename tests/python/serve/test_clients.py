@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from make.harmony import ANSWER, CALL, TEXT, THOUGHTS, make_harmony, make_with_tokens
+from make.refusals import refusals
 from make.served import Client, break_after, scripted, serving
 from qsf_converter import convert
 
@@ -75,16 +76,7 @@ def test_responses(client: Client, text: str) -> None:
     assert kinds[0] == "response.created"
     assert kinds[-1] == "response.incomplete"
     assert [event["sequence_number"] for event in stream.events] == list(range(len(kinds)))
-    for name, value in (
-        ("store", True),
-        ("previous_response_id", "resp_1"),
-        ("background", True),
-        ("tools", [{}]),
-        ("truncation", "auto"),
-        ("input", [{"type": "function_call_output"}]),
-        ("input", [{"role": "user", "content": [{"type": "input_image"}]}]),
-        ("max_output_tokens", 0),
-    ):
+    for name, value in refusals("responses"):
         wrong = client.post("/v1/responses", {**fields, name: value})
         assert (wrong.status, wrong.error["param"]) == (400, name)
 

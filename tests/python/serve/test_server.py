@@ -233,13 +233,7 @@ def test_an_error_names_the_field_and_the_numbers(
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        (None, "missing"),
-        ([], "empty"),
-        ([[1], []], "empty"),
-        ([1, 2048], "token id 2048"),
-        ([-1], "token id -1"),
-        ({"a": 1}, "must be a text"),
-        ([["x"]], "must be a text"),
+        *refusals("prompts"),
         ([START] * 65, "65 entries, and 64 is the limit"),
         (list(range(512)), "512 tokens and max_tokens is 16, but the context holds 512"),
     ],

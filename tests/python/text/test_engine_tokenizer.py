@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from make.mutants import SECTIONS
+from make.refusals import refusals
 from make.stored import unpack_tokenizer
 from make.text_families import MARK, families, qwen2_json, random_text, spm_json
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
@@ -157,16 +158,7 @@ def test_the_prefix_is_the_librarys_unless_the_configuration_differs(
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        ({"normalizer": {"type": "Other"}}, "Other"),
-        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "a*"}, "content": "b"}}, "a*"),
-        ({"normalizer": {"type": "Replace", "pattern": {"Regex": "(a)\\1"}, "content": ""}}, "\\1"),
-        ({"pre_tokenizer": {"type": "UnicodeScripts"}}, "UnicodeScripts"),
-        ({"decoder": {"type": "BPEDecoder", "suffix": "</w>"}}, "BPEDecoder"),
-        ({"decoder": None}, "decoder"),
-        ({"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}, "WordLevel"),
-        ({"post_processor": {"type": "Other"}}, "Other"),
-    ],
+    refusals("engine tokenizers"),
 )
 def test_what_is_not_covered_is_named(change: dict[str, Any], reason: str) -> None:
     data = {**json.loads(families(is_small=True)["llama2"]), **change}

@@ -183,14 +183,8 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 @pytest.mark.parametrize(
     ("text", "shown", "reasoning"),
     [
+        *table("tables")["channels"],
         (TEXT, ANSWER, THOUGHTS + "{}"),
-        ("No channels at all.", "No channels at all.", ""),
-        ("<|message|>None here.<|return|>", "None here.", ""),
-        ("<|channel|>analysis<|message|>Cut in the mid", "", "Cut in the mid"),
-        ("<|channel|>finally<|message|>Nearly.", "", "Nearly."),
-        ("<|channel|>final", "", ""),
-        ("<|channel|>final <|constrain|>json<|message|>[1]<|return|>", "[1]", ""),
-        ("<|channel|>analysis<|message|>é<|end|>x<|start|>y<|channel|>final<|message|>ü", "ü", "é"),
     ],
 )
 def test_the_final_channel_is_shown(harmony: Model, text: str, shown: str, reasoning: str) -> None:
