@@ -11,8 +11,7 @@ import random
 import subprocess
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,18 +25,14 @@ from make import calibrated_models, golden_families, mtp_models
 from make.commands import Run
 from make.golden_families import cases
 from make.mtp_models import write_pair
-from make.served import serving
 from make.stored import Reader
 from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
 from make.tiny_checkpoints import make_llama
 from oracle.reference import load_qsf
 from qsf import Model
 from qsf.cli.run import report
-from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfFormatError, QsfIOError
 from qsf.native import binding
-from qsf.passes import PassItem, PassReport, run_items
-from qsf.serve.scheduling import engine as engine_module
 from qsf_converter import convert
 
 PROMPT = "Once upon a time"
@@ -122,42 +117,6 @@ def test_a_stop_string_inside_accepted_drafts(plain: qsf.Model, drafting: qsf.Mo
             assert answer(drafting, PROMPT, stop=stop, **asked) == want
         more = [*want[1], 5]
         assert list(drafting.generate(more, **asked)) == list(plain.generate(more, **asked))
-
-
-def test_texts_of_a_batch_are_those_without(
-    tiny_llama_8bit: Path, plain: qsf.Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Passes guess what comes next in texts, by their beginnings, with mistakes."""
-    texts: list[list[int]] = []
-    rng = random.Random(7)
-
-    def run(opened: Any, items: Sequence[PassItem]) -> PassReport:
-        for item in items:
-            held = [*item.session.tokens, *item.tokens]
-            text = next((t for t in texts if t[: len(held)] == held), [])
-            drafts = text[len(held) :][: rng.randint(0, 5)]
-            if drafts and rng.random() < 0.3:
-                drafts[rng.randrange(len(drafts))] = 1
-            item.session._native.draft(array("I", drafts))
-        return run_items(opened, items)
-
-    monkeypatch.setattr(engine_module, "run_items", run)
-    prompts = [PROMPT, "The old man", "She", "Once upon a time there was a dog"]
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=3) as drafting:
-        for sampling in (*SAMPLINGS, {"temperature": 0.9, "seed": 3, "stop": ["and", "."]}):
-            asked = {"max_tokens": 25, **sampling}
-            wanted = []
-            texts.clear()
-            for prompt in prompts:
-                text, _, stop_reason = answer(plain, prompt, **asked)
-                assert plain.stats is not None
-                ids = plain.stats.token_ids
-                texts.append([*plain.tokenize(prompt), *ids])
-                wanted.append((text, ids, stop_reason))
-            answers = sorted(drafting.batch(prompts, **asked), key=lambda answer: answer.index)
-            have = [(a.text, a.stats.token_ids, a.stats.stop_reason) for a in answers if a.stats]
-            assert have == wanted
-        assert sum(drafting.session_stats.n_accepted) > 20
 
 
 # ---- room ----
@@ -463,27 +422,6 @@ def test_run_says_how_many_guesses_were_right(run: Run, sure: Path, small: Path)
         assert 5 <= found["accepted_tokens"] <= found["drafted_tokens"], draft
     assert len(off["ids"]) == 40
     assert len(set(off["ids"])) > 20  # the text itself has little to guess from
-
-
-def test_a_server_counts_the_guesses_of_two_clients(run: Run, sure: Path) -> None:
-    prompts = ["Once upon a time", "The cat saw"]
-    wanted = [run(sure, "--raw", "-p", p, *GREEDY, "--draft", "off").stdout for p in prompts]
-    options = ServeOptions(parallel=2).sessions()[0]
-    with (
-        Model(sure, ram_budget=None, **options) as model,
-        serving(sure, model, parallel=2) as client,
-    ):
-
-        def complete(prompt: str) -> str:
-            fields = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
-            answer = client.post("/v1/completions", fields)
-            return f"{answer.json['choices'][0]['text']}\n"
-
-        with ThreadPoolExecutor(2) as pool:
-            assert list(pool.map(complete, prompts * 3)) == wanted * 3
-        lines = client.get("/metrics").body.decode().splitlines()
-    (right,) = (line for line in lines if "num_accepted_tokens_total" in line and line[0] != "#")
-    assert float(right.split()[-1]) > 0
 
 
 # ---- gemma 4's drafters, which read their model's keys, values and hidden states ----

@@ -21,7 +21,7 @@ import pytest
 import qsf
 from make.attacks import grow
 from make.mutants import section_of
-from make.qsf_files import repair, write_tiny
+from make.qsf_files import repair
 from qsf import errors
 from qsf.native import binding
 
@@ -124,12 +124,6 @@ def test_the_end_token_ends_the_text(model: qsf.Model) -> None:
     assert last_stats(model).stop_reason == "end"
 
 
-def test_a_repetition_penalty_changes_the_text(model: qsf.Model) -> None:
-    plain = text(model, temperature=0, max_tokens=60)
-    varied = text(model, temperature=0, max_tokens=60, repetition_penalty=1.5)
-    assert varied != plain
-
-
 def test_two_generations_may_alternate(model: qsf.Model) -> None:
     prompts = (PROMPT, "The old man")
     alone = [text(model, prompt, temperature=0, max_tokens=15) for prompt in prompts]
@@ -204,26 +198,6 @@ def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: P
         assert model.sampling_params(top_k=9, top_p=None) == qsf.SamplingParams(
             temperature=0.25, top_k=9
         )
-
-
-def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:
-    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget=2000)
-    assert plan.is_enough
-    assert plan.engine_bytes == model.info.plan.engine_bytes
-    assert plan.budget_bytes == 2000 * 2**20
-    small = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
-    assert not small.is_enough
-    assert small.min_budget_bytes > 2**20
-
-
-def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "bare.qsf"
-    write_tiny(path)
-    with qsf.Model(path, **ANY_BUDGET) as model:
-        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
-            model.generate("Hi")
-        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
-            model.generate([1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")

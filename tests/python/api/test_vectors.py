@@ -67,33 +67,6 @@ def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, poolin
     assert np.abs(np.array(cut) - unit(np.array(got[:8]))).max() < 1e-6
 
 
-def test_neighbours_that_are_continued_change_nothing(tiny_llama_8bit: Path) -> None:
-    """In one pass: an answer, a prompt, hidden states. Each as if it were alone."""
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, threads=2, sessions=3) as model:
-        sessions = [model.session, model.create_session(), model.create_session()]
-        alone: Any = [array("d", bytes(8 * model.info.dim)) for _ in range(2)]
-        model.run_pass([PassItem(sessions[0], [7, 8, 9], "none", n_hidden=3, hidden=alone[0])])
-        model.run_pass([PassItem(sessions[1], [3, 4], "none", n_hidden=1, hidden=alone[1])])
-        logits = model.logits([5, 6])
-        for session in sessions:
-            session.rewind(0)
-        sums: Any = [array("d", bytes(8 * model.info.dim)) for _ in range(2)]
-        items = [
-            PassItem(sessions[0], [7, 8, 9], "none", n_hidden=3, hidden=sums[0]),
-            PassItem(sessions[2], [5, 6], "all"),
-            PassItem(sessions[1], [3, 4], "none", n_hidden=1, hidden=sums[1]),
-        ]
-        model.run_pass(items)
-        assert sums == alone
-        sessions[0].rewind(0)
-        cut: Any = array("d", bytes(8 * model.info.dim))
-        for piece in ([7, 8], [9]):
-            how = {"n_hidden": len(piece), "hidden": cut}
-            model.run_pass([PassItem(sessions[0], piece, "none", **how)])
-        assert cut == alone[0]
-        assert np.array_equal(items[1].logits, logits)
-
-
 def test_what_cannot_be_is_refused(tiny_llama_8bit: Path) -> None:
     with qsf.Model(tiny_llama_8bit, ram_budget=None, threads=1) as model:
         room = array("d", bytes(8 * model.info.dim))
@@ -163,19 +136,6 @@ def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> Non
         for rows, vector in zip(states, got, strict=True):
             want = unit(rows[0] if pooling == "cls" else rows.mean(axis=0))
             assert np.abs(np.array(vector) - want).max() < 5e-6
-
-
-@pytest.mark.parametrize(
-    ("name", "quant_type"), [*zip(FAMILIES, ("8bit", "f16", "8bit"), strict=True)]
-)
-def test_nothing_beside_a_text_changes_a_bit(name: str, quant_type: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.qsf"
-    convert(make(tmp_path / "m", name), path, quant_type=quant_type)
-    alone = [vectors(path, [text], threads=1)[0] for text in TEXTS]
-    for n_threads, sessions in ((2, 1), (3, 8)):
-        assert vectors(path, threads=n_threads, sessions=sessions) == alone
-    assert vectors(path, TEXTS[::-1], sessions=4)[::-1] == alone
-    assert vectors(path, TEXTS[:4], max_seq_len=300) == alone[:4]
 
 
 def test_a_context_is_as_long_as_fits(tmp_path: Path) -> None:
