@@ -510,21 +510,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return rewrite(folder / "plain.qsf", folder / "m.qsf", importances=IMPORTANCES)
 
 
-def test_quality_on_the_command_line(run: Run, measured: Path) -> None:
-    options = ("-p", PROMPT, "-n", 4, "--temperature", 0)
-    done = run(measured, *options, "--quality", 0.7, "--verbose")
-    assert done.returncode == 0, done.stderr
-    assert "layers skipped: 3 of 10, 3, 6-7\n" in done.stderr
-    lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
-    assert "layer 3 skipped - - - -" in lines
-    assert "layers 6-7 skipped - - - -" in lines
-    assert "weights, 9 of 9 units" in done.stderr
-    assert "10 layers of 192" in done.stderr
-    whole = run(measured, *options, "--quality", 1)
-    assert whole.stdout not in ("", done.stdout)
-    assert "skipped" not in whole.stderr
-
-
 def test_less_quality_than_can_be_had(run: Run, measured: Path) -> None:
     """Said unasked, but not to whom wants to hear nothing."""
     said = "layers skipped: 6 of 10, 2-7 (8 were asked for, but the first two and the last two"
