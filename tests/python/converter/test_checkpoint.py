@@ -21,13 +21,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from make import gguf_files, hf_makers, tiny_checkpoints, torch_files
-from make.commands import Here
 from make.refusals import refusals
 from make.stored import write_fresh
 from make.tiny_checkpoints import raw_safetensors
 from make.torch_files import StoredTensor
-from oracle import reference
-from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
+from qsf.errors import QsfConversionError, QsfIOError
 from qsf_converter import convert
 from qsf_converter.sources import checkpoint_torch
 from qsf_converter.sources.checkpoint import to_float32
@@ -219,16 +217,7 @@ def test_other_types_may_be_present_but_not_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("weight_map", "message"),
-    [
-        ({"x": "../model.safetensors"}, "not a plain file name"),
-        ({"x": "/etc/passwd"}, "not a plain file name"),
-        ({"x": ".."}, "not a plain file name"),
-        ({"x": 5}, "not a plain file name"),
-        ({}, "weight_map"),
-        (None, "weight_map"),
-        ({"x": "gone.safetensors"}, "1 of 1 shards are missing: gone.safetensors"),
-        ({"y": "there.safetensors"}, "no tensor y"),
-    ],
+    refusals("indexes"),
 )
 def test_bad_indexes_are_refused(tmp_path: Path, weight_map: object, message: str) -> None:
     save_file({"x": np.zeros(4, np.float32)}, tmp_path / "there.safetensors")
@@ -302,18 +291,6 @@ def test_a_gguf_file_under_any_name(tmp_path: Path) -> None:
         convert(tmp_path / "blob", tmp_path / "out.qsf")
 
 
-def test_the_source_is_never_replaced(tmp_path: Path) -> None:
-    folder, weights = hf_makers.llama(tmp_path / "m")
-    path = gguf_files.write(folder, tmp_path / "m.gguf")
-    (folder / "model.safetensors").unlink()
-    torch_files.save(folder / "pytorch_model.bin", weights)
-    for source, out in ((path, path), (folder, folder / "pytorch_model.bin")):
-        before = out.read_bytes()
-        with pytest.raises(QsfArgumentError, match="is a file of the model itself"):
-            convert(source, out, force=True)
-        assert out.read_bytes() == before
-
-
 def test_absence_names_what_was_looked_for(tmp_path: Path) -> None:
     folder = hf_makers.write_model(tmp_path / "m", hf_makers.LLAMA_CONFIG, None)
     wanted = (
@@ -339,23 +316,6 @@ def test_absence_names_what_was_looked_for(tmp_path: Path) -> None:
         convert(folder, tmp_path / "out.qsf")
     with pytest.raises(QsfIOError, match="gone: no such directory"):
         convert(tmp_path / "gone", tmp_path / "out.qsf")
-
-
-# ---- the command ----
-
-
-def test_the_command_converts_a_gguf_file(tmp_path: Path, tiny_llama_dir: Path, here: Here) -> None:
-    """What it writes computes what the model in the directory computes."""
-    path = gguf_files.write(tiny_llama_dir, tmp_path / "m.gguf", tokenizer=True)
-    out = tmp_path / "m.qsf"
-    done = here(path, out, "--quant-type", "f16", "--quiet")
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert ", a .gguf file, or a name" in " ".join(here("--help").stdout.split())
-    tokens = np.arange(3, 40)
-    expected = reference.forward(reference.load_huggingface(tiny_llama_dir), tokens).logits
-    np.testing.assert_array_equal(
-        reference.forward(reference.load_qsf(out), tokens).logits, expected
-    )
 
 
 # ---- pytorch_model.bin ----
