@@ -90,8 +90,6 @@ def drafted(text: list[int], seed: int) -> Iterator[None]:
 
 
 # ---- text ----
-
-
 def test_text_is_the_same(plain: qsf.Model, drafting: qsf.Model) -> None:
     for i, sampling in enumerate(SAMPLINGS):
         asked = {"max_tokens": 60, **sampling}
@@ -120,8 +118,6 @@ def test_a_stop_string_inside_accepted_drafts(plain: qsf.Model, drafting: qsf.Mo
 
 
 # ---- room ----
-
-
 def test_a_plan_without_room_has_no_drafts(tmp_path: Path) -> None:
     path = make_streamed_gpt2(tmp_path)
     asked = binding.Options(budget_bytes=1 << 20, draft_rows=15)
@@ -149,8 +145,6 @@ def test_drafts_take_no_room_from_experts(tmp_path: Path, tiny_llama_dir: Path) 
 
 
 # ---- a draft model ----
-
-
 def test_sessions_have_a_draft_model_each(
     tiny_llama_8bit: Path, plain: qsf.Model, sibling: Path
 ) -> None:
@@ -228,8 +222,6 @@ def test_the_budget_holds_both(tiny_llama_8bit: Path, sibling: Path) -> None:
 
 
 # ---- the MTP head of a checkpoint guesses what numpy guesses, and never changes a text ----
-
-
 OPEN: dict[str, Any] = {"exact": True, "kv_type": "f32", "ram_budget": None}
 N_VOCAB = cases()["qwen3_5"].config["vocab_size"]
 N_LAYERS = 24  # a guess costs one layer, a pass all of them
@@ -343,8 +335,6 @@ def test_a_saved_session_goes_on_with_and_without_the_head(qwen: Path, tmp_path:
 
 
 # ---- conversion ----
-
-
 @pytest.mark.parametrize("name", mtp_models.FAMILIES)
 def test_both_sources_give_one_file(name: str, tmp_path: Path) -> None:
     case = cases()[name].text_part()
@@ -387,8 +377,6 @@ def test_heads_that_are_not_run_are_left_out(tmp_path: Path) -> None:
 
 
 # ---- commands ----
-
-
 GREEDY = ("-n", 40, "--temperature", 0)
 
 
@@ -425,8 +413,6 @@ def test_run_says_how_many_guesses_were_right(run: Run, sure: Path, small: Path)
 
 
 # ---- gemma 4's drafters, which read their model's keys, values and hidden states ----
-
-
 Pair = tuple[Path, Path]
 
 

@@ -204,8 +204,6 @@ def test_default_path_is_close_to_transformers(
 
 
 # ---- outlier tables ----
-
-
 T = TensorType
 TOKENS = tokens_for(101)
 

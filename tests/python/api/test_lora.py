@@ -126,8 +126,6 @@ def test_saved_sessions_belong_to_their_adapters(base: Path, tmp_path: Path) -> 
 
 
 # ---- what is refused ----
-
-
 def test_another_base_is_refused_with_both_names(base: Path, tmp_path: Path) -> None:
     adapter = made_for(base, tmp_path)
     convert(tmp_path / "m", tmp_path / "other.qsf", quant_type="8bit")

@@ -226,8 +226,6 @@ def test_what_errors_quote_is_cut_at_80_characters(quote: str, n_chars: int) -> 
 
 
 # ---- the binding: statuses become exceptions, handles become objects ----
-
-
 @pytest.fixture
 def native(tiny_llama_8bit: Path) -> Iterator[binding.NativeModel]:
     opened = binding.NativeModel(tiny_llama_8bit, binding.Options(budget_bytes=0))

@@ -16,9 +16,8 @@ import qsf
 from qsf.errors import QsfArgumentError, QsfCancelledError
 from qsf.passes import Choice, Chosen, PassItem, Sampler, run_pass
 
+
 # ---- Model.run_pass and Model.choose ----
-
-
 @pytest.fixture(scope="module")
 def model(tiny_llama_8bit: Path) -> Iterator[qsf.Model]:
     with qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=4) as opened:
@@ -122,8 +121,6 @@ def test_a_wrong_item_evaluates_nothing(
 
 
 # ---- ``Model.batch``: many prompts at a time, each answered as if it were alone ----
-
-
 PROMPTS: list[Any] = [
     "Once upon a time",
     "Once upon a time there was",

@@ -47,8 +47,6 @@ def last_stats(model: qsf.Model) -> qsf.GenerationStats:
 
 
 # ---- the package ----
-
-
 def test_all_names_exist_and_are_few() -> None:
     assert len([name for name in qsf.__all__ if not name.endswith("Error")]) <= 15
     for name in qsf.__all__:
@@ -66,8 +64,6 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 # ---- generating ----
-
-
 def test_greedy_text_is_the_story_the_model_knows(model: qsf.Model) -> None:
     story = text(model, temperature=0, max_tokens=12)
     assert story.startswith(", there was a little girl named Lily.")
@@ -172,8 +168,6 @@ def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
 
 
 # ---- the rest of Model ----
-
-
 def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
     ids = model.tokenize(PROMPT)
     logits = model.logits(ids)
@@ -264,8 +258,6 @@ def test_who_chose_the_way_of_reading_is_told(
 
 
 # ---- what programs build upon: conversations, log-probabilities, asyncio, names ----
-
-
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 HISTORY = [
     {"role": "user", "content": "Hi"},
@@ -285,8 +277,6 @@ async def joined(pieces: AsyncIterator[str]) -> str:
 
 
 # ---- chat ----
-
-
 def test_a_model_answers_a_whole_conversation(chatter: qsf.Model) -> None:
     answer = "".join(chatter.chat(HISTORY, **GREEDY))
     assert answer == "".join(
@@ -310,8 +300,6 @@ def test_content_may_be_parts_with_text(chatter: qsf.Model) -> None:
 
 
 # ---- log-probabilities ----
-
-
 def expected_logprobs(chatter: qsf.Model, tokens: list[int], first: int) -> np.ndarray[Any, Any]:
     """The log-softmax of the logits before each token from ``first`` on, [n, n_vocab] in f64."""
     logits = chatter.logits(tokens[:-1], first_row=first - 1).astype(np.float64)
@@ -352,8 +340,6 @@ def test_the_end_of_a_text_is_told_and_on_token_may_use_the_model(chatter: qsf.M
 
 
 # ---- asyncio ----
-
-
 def test_async_variants_give_the_same_text(chatter: qsf.Model) -> None:
     async def both() -> list[str]:
         with chatter.create_session() as session:
@@ -426,8 +412,6 @@ def test_async_variants_raise_at_once_and_while_running(chatter: qsf.Model) -> N
 
 
 # ---- names ----
-
-
 def test_models_and_sessions_say_what_they_are(tiny_chat_8bit: Path) -> None:
     with qsf.Model(tiny_chat_8bit, ram_budget=None) as chatter:
         assert f"{str(tiny_chat_8bit)!r}: llama, 8bit, " in repr(chatter)

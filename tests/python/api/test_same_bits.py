@@ -174,8 +174,6 @@ def test_contexts_of_several_spans(
 
 
 # ---- sessions ----
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "window"])
 def test_forks_and_files_go_on(made: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     """With other threads, and a context for which rings have other sizes; and going back."""

@@ -45,8 +45,6 @@ def text(source: qsf.Model | qsf.Session, prompt: str = PROMPT, **options: Any) 
 
 
 # ---- sessions beside each other ----
-
-
 def test_sessions_keep_their_own_tokens(model: qsf.Model, session: qsf.Session) -> None:
     text(session)
     held = session.tokens
@@ -91,8 +89,6 @@ def test_sessions_of_several_threads_give_what_each_gives_alone(model: qsf.Model
 
 
 # ---- tokens, rewind, fork ----
-
-
 def test_tokens_are_those_that_are_evaluated(model: qsf.Model, session: qsf.Session) -> None:
     assert session.tokens == []
     prompt = model.tokenize(PROMPT)
@@ -129,8 +125,6 @@ def test_a_fork_goes_its_own_way(model: qsf.Model, session: qsf.Session) -> None
 
 
 # ---- chat ----
-
-
 def test_a_chat_keeps_the_conversation_and_evaluates_only_what_is_new(
     tiny_chat_8bit: Path,
 ) -> None:
@@ -175,8 +169,6 @@ def test_a_chat_that_cannot_be_answered_changes_nothing(model: qsf.Model) -> Non
 
 
 # ---- threads and life ----
-
-
 def test_the_model_closes_its_sessions(tiny_llama_8bit: Path) -> None:
     model = qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2)
     session = model.create_session()

@@ -27,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- which layers, by hand: '-' is one that is skipped ----
-
 FEW = (1.0, 2.0, 3.0, 4.0, 5.0)
 ALIKE = (1.0,) * 9 + (2.0,)
 CHOICES = [

@@ -123,8 +123,6 @@ def test_a_signal_ends_it(model_path: Path, stream: Callable[[Path, str], Child]
 
 
 # ---- the file changes under way ----
-
-
 @pytest.mark.parametrize(("method", "keep"), [("direct", 0), ("mmap", 15_000_000), ("uring", None)])
 def test_a_file_that_is_truncated_or_overwritten_is_an_error(
     copy: Path,
@@ -169,8 +167,6 @@ def test_a_file_that_is_replaced_is_read_on(
 
 
 # ---- any memory, any way of reading ----
-
-
 def test_budgets_and_ways_of_reading(model_path: Path) -> None:
     """From almost nothing in memory to everything: rings of all sizes, units in any mixture."""
     tokens, counts = list(range(60)), set()
@@ -190,8 +186,6 @@ def test_budgets_and_ways_of_reading(model_path: Path) -> None:
 
 
 # ---- what is counted ----
-
-
 def test_looped_layers_are_read_at_each_visit(tmp_path: Path) -> None:
     path, n_tokens = write_wide_loop(tmp_path), 8
     with Reader(path) as reader:

@@ -54,8 +54,6 @@ def unit(vector: NDArray[Any]) -> NDArray[Any]:
 
 
 # ---- decoders ----
-
-
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, pooling: str) -> None:
     golden = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text("utf-8"))
@@ -123,8 +121,6 @@ def test_the_conventions_of_the_makers_are_kept(embedder: Path) -> None:
 
 
 # ---- encoders ----
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     """Keys of several spans on both sides of a token; windows across their edges."""
@@ -273,8 +269,6 @@ def test_ids_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 # ---- cross-encoders, and rerankers of Qwen3's kind ----
-
-
 CASES = golden_families.rerankers()
 
 

@@ -75,8 +75,6 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 # ---- files ----
-
-
 def test_facts_by_hand(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     matrices = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
     table_values, norms = 320 * 256, 5 * 256
@@ -125,8 +123,6 @@ def test_both_engines_get_the_same_tokens_of_any_vocabulary() -> None:
 
 
 # ---- the command ----
-
-
 def run_cli(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     code = cli.run(list(map(str, words)))
     out, errors = capsys.readouterr()
@@ -188,8 +184,6 @@ def test_a_context_that_is_too_long_is_refused(
 
 
 # ---- turns ----
-
-
 def answers(*speeds: float) -> Callable[[Task], Answer]:
     """Processes that have these speeds; 0: it fails."""
     left = list(speeds)

@@ -132,8 +132,6 @@ def test_sessions_are_listed_shown_and_removed(
 
 
 # ---- ``qsf run --prompts``: many prompts of a file, and going on after an interruption ----
-
-
 MAN = {"prompt": "The old man", "id": "man"}
 LINES: list[Any] = ["Once upon a time", MAN, "She", {"prompt": "A"}]
 ALWAYS = ("--seed", 5, "-n", 12)

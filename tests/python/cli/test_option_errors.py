@@ -52,8 +52,6 @@ def test_errors_begin_with_what_was_typed(qsf: Run, here: Here, tmp_path: Path) 
 
 
 # ---- budgets, defaults ----
-
-
 @pytest.mark.parametrize(
     ("text", "mb"),
     [("300", 300), ("300MB", 300), ("4GB", 4096), ("1.5G", 1536), ("2 GiB", 2048), ("0", None)],
@@ -119,8 +117,6 @@ def test_wrong_defaults_are_one_line_and_code_2(run: Run, config: Path) -> None:
 
 
 # ---- the options of the program without Python are those of ``qsf run`` ----
-
-
 SOURCE = Path(__file__).parents[3] / "program" / "arguments.c"
 ROW = re.compile(r"\{\"([\w-]+)\", (?:0|'(\w)'), (\w+), .+?, ([-\w.]+), ([-\w.]+), \"\w+\"\},")
 NUMBERS = {"MOST_U32": 2**32 - 1, "QSF_MAX_DRAFT_ROWS": lib.QSF_MAX_DRAFT_ROWS}

@@ -77,8 +77,6 @@ def test_styles_end_with_the_line_and_the_answer() -> None:
 
 
 # ---- loops ----
-
-
 TEXT = st.text("ab ", min_size=1, max_size=5)
 
 
@@ -165,8 +163,6 @@ def test_our_own_lines_break_between_words(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 # ---- A terminal's screen as far as `qsf` moves on it: lines, the cursor, erasing ----
-
-
 _PART = re.compile(r"\x1b\[(\d*)([A-Za-z])|(.)", re.DOTALL)
 
 

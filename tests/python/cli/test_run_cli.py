@@ -60,8 +60,6 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- generating ----
-
-
 def test_the_text_goes_to_stdout_and_the_statistics_to_stderr(
     run: Run, process: Run, tiny_llama_8bit: Path
 ) -> None:
@@ -175,8 +173,6 @@ def test_an_answer_ends_where_the_model_ends_it(run: Run, tiny_chat_8bit: Path) 
 
 
 # ---- the plan ----
-
-
 def test_a_plan_says_what_would_fit_and_it_does(process: Run, tiny_llama_8bit: Path) -> None:
     done = process(tiny_llama_8bit, "--plan")
     assert (done.returncode, done.stderr) == (0, "")
@@ -192,8 +188,6 @@ def test_a_plan_says_what_would_fit_and_it_does(process: Run, tiny_llama_8bit: P
 
 
 # ---- files that are no models ----
-
-
 def test_files_that_are_not_models_are_one_line(
     run: Run, tmp_path: Path, tiny_llama_8bit: Path
 ) -> None:
@@ -220,8 +214,6 @@ def test_files_that_are_not_models_are_one_line(
 
 
 # ---- help ----
-
-
 def test_the_short_help_is_a_part_of_the_long_one(run: Run) -> None:
     short, long = run("--help").stdout, run("--help-all").stdout
     names = re.findall(r"^  (?:-\w(?: [A-Z]+)?, )?(--[a-z-]+)", short, re.MULTILINE)
@@ -252,8 +244,6 @@ def test_the_examples_of_the_help_work(qsf: Run, tiny_chat_8bit: Path, tmp_path:
 
 
 # ---- streams that are closed or full, signals: processes of their own ----
-
-
 @posix
 @pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-"])
 def test_closed_streams_are_no_traceback(
@@ -345,8 +335,6 @@ def test_a_reader_that_leaves_is_no_error(generating: Generating) -> None:
 
 
 # ---- chat ----
-
-
 def test_a_conversation_is_remembered_until_reset(
     run: Run, tiny_llama_8bit: Path, tiny_chat_8bit: Path
 ) -> None:
@@ -401,8 +389,6 @@ def test_ctrl_c_stops_an_answer_and_the_conversation_goes_on(generating: Generat
 
 
 # ---- answers, chats and measurements that outgrow their memory ----
-
-
 GREEDY = ("--temperature", 0)
 
 
@@ -439,8 +425,6 @@ def test_chats_forget_and_say_so(run: Run, tiny_llama_8bit: Path, tiny_chat_8bit
 
 
 # ---- measuring ----
-
-
 def test_eval_compares_with_the_same_file(tiny_llama_8bit: Path, tmp_path: Path) -> None:
     text, figures = tmp_path / "text.txt", tmp_path / "figures.json"
     text.write_text("Tom saw a red ball. Lily had a little dog and a big hat. " * 20, "utf-8")
@@ -471,8 +455,6 @@ def test_shortened_logits_are_those_of_what_is_left(tiny_llama_8bit: Path) -> No
 
 
 # ---- keys and values in a file ----
-
-
 def test_the_plan_and_the_end_say_what_a_file_costs(
     run: Run, tiny_llama_8bit: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -525,8 +507,6 @@ def test_less_quality_than_can_be_had(run: Run, measured: Path) -> None:
 
 
 # ---- the lines that ``qsf-run`` prints about memory and time ----
-
-
 MB = 2**20
 MS = 1_000_000
 

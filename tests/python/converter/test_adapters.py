@@ -94,8 +94,6 @@ def test_files_of_torch_are_read_and_the_rest_is_as_it_was(tmp_path: Path) -> No
 
 
 # ---- GGUF files ----
-
-
 def write_gguf(path: Path, folder: Path, *, n_heads: int = 4, **changes: Any) -> Path:
     """Write a PEFT folder's adapter for Q and O of LLaMA as llama.cpp's converter does."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -146,8 +144,6 @@ def test_blocks_that_no_adapter_changes_are_kept(tmp_path: Path) -> None:
 
 
 # ---- what is said ----
-
-
 def test_the_file_and_show_say_which_adapters_it_has(tmp_path: Path, qsf: Run) -> None:
     base = tiny_checkpoints.make_llama(tmp_path / "m")
     adapter, out = write(tmp_path / "tuned", pair()), tmp_path / "m.qsf"
@@ -182,7 +178,6 @@ def test_a_calibration_belongs_to_its_adapters(tmp_path: Path) -> None:
 
 
 # ---- what is refused ----
-
 FIELDS = [
     *refusals("adapters"),
     ({"lora_alpha": float("nan")}, "lora_alpha = nan is not a number"),

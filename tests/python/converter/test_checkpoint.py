@@ -254,8 +254,6 @@ def test_a_file_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
 
 
 # ---- what is opened as a model ----
-
-
 def test_safetensors_are_preferred(tmp_path: Path) -> None:
     folder, weights = hf_makers.llama(tmp_path / "m")
     torch_files.save(folder / "pytorch_model.bin", weights)
@@ -319,8 +317,6 @@ def test_absence_names_what_was_looked_for(tmp_path: Path) -> None:
 
 
 # ---- pytorch_model.bin ----
-
-
 BIN = "pytorch_model.bin"
 
 
@@ -526,8 +522,6 @@ def test_hostile_pickles_cost_little() -> None:
 
 
 # ---- the zip file ----
-
-
 def test_every_truncation_and_any_flipped_byte_of_the_directory(tmp_path: Path) -> None:
     path = tmp_path / BIN
     torch_files.save(path, {"x": np.zeros(4, np.float32)})
@@ -604,8 +598,6 @@ def test_other_pickles_are_refused(tmp_path: Path, content: bytes, message: str)
 
 
 # ---- as a source of conversion ----
-
-
 def converted(folder: Path, out: Path) -> bytes:
     convert(folder, out, quant_type="8bit")
     return out.read_bytes()

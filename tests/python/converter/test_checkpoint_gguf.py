@@ -332,8 +332,6 @@ def test_types_that_cannot_be_dequantised_are_refused_by_name(tmp_path: Path, nu
 
 
 # ---- damaged and hostile files ----
-
-
 def text(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
 
@@ -460,8 +458,6 @@ def test_a_file_that_shrinks_and_one_that_is_none(tmp_path: Path) -> None:
 
 
 # ---- files in parts ----
-
-
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     """The first of four parts; ``whole.gguf`` beside them is the same model."""

@@ -180,8 +180,6 @@ def test_every_type_that_is_rounded_to_can_be_asked_for() -> None:
 
 
 # ---- what is refused ----
-
-
 def refuse(folder: Path, message: str, error: type[QsfError] = QsfConversionError) -> None:
     """Converting raises, says why, and leaves nothing beside the model."""
     out = folder.parent / "out.qsf"
@@ -328,8 +326,6 @@ def test_too_little_space_is_seen_before_the_work(
 
 
 # ---- what the file says beside the weights ----
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
@@ -477,8 +473,6 @@ def test_ids_outside_the_vocabulary_are_left_out(tmp_path: Path) -> None:
 
 
 # ---- `--quant-type auto`: types within the bytes of Q4_K_M, and error feedback after one pass ----
-
-
 TEXT = "Once upon a time there was a little bear who lived near the big river. " * 12
 
 

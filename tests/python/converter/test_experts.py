@@ -183,8 +183,6 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 
 
 # ---- Nomic Embed 2, which transformers lacks: plain numpy computes what its own code does ----
-
-
 Array = NDArray[Any]
 DIM, WIDE, HEADS, N_EXPERTS, N_LAYERS, N_VOCAB = 48, 64, 4, 5, 4, 60
 NOMIC = {

@@ -214,8 +214,6 @@ def test_each_part_costs_what_it_loses(small: Path) -> None:
 
 
 # ---- key channels of equal size ----
-
-
 TOKENS = [int(t) for t in np.random.default_rng(3).integers(2, 101, 48)]
 
 
@@ -345,8 +343,6 @@ def test_exponents(seed: int, n_heads: int, n_pairs: int, n_others: int, spread:
 
 
 # ---- outliers in the converter: found, decided on, taken out of their blocks and given back ----
-
-
 Rows = NDArray[np.float32]
 TYPES = [dtype for dtype in Dtype if dtype not in (Dtype.MIXED, *KEPT)]
 
@@ -424,8 +420,6 @@ def test_a_side_table_gives_the_outliers_back(dtype: Dtype) -> None:
 
 
 # ---- what to do ----
-
-
 def action(rows: Rows, dtype: int = Dtype.Q4) -> str:
     stats = OutlierStats.of(rows)
     mask = find_outliers(rows, stats.mean, stats.sigma)
@@ -473,8 +467,6 @@ def test_a_type_that_keeps_the_weights_is_not_changed() -> None:
 
 
 # ---- packing ----
-
-
 @given(st.data())
 def test_packing_equals_the_naive_one(data: st.DataObject) -> None:
     n_rows, n_cols = data.draw(st.integers(1, 40)), data.draw(st.integers(100, 9000))

@@ -242,8 +242,6 @@ def test_named_chat_templates() -> None:
 
 
 # ---- real vocabularies ----
-
-
 def test_llama_2_comes_back_from_its_words_and_scores(shared_dir: Path) -> None:
     folder = shared_dir / "tokenizers" / "llama2"
     data = (folder / "tokenizer.json").read_bytes()
@@ -286,8 +284,6 @@ def test_the_vectors_of_llama_cpp(shared_dir: Path, rule: str) -> None:
 
 
 # ---- vocabularies in other files than tokenizer.json: the ids are those of one with it ----
-
-
 WORDS = ("Hello, It's 12345!\n\n  the  end ", "caf\u00e9 x=f(y)\r\n\tz \u4f60", "<|im_end|>a", "")
 LONG_TOKEN = json.dumps(
     {

@@ -270,8 +270,6 @@ def test_a_gguf_file_of_its_form_converts(name: str, tmp_path: Path) -> None:
 
 
 # ---- configurations: spellings, defaults, parts of larger models, refusals by name ----
-
-
 CASES = golden_families.cases()
 Config = dict[str, Any]
 

@@ -56,8 +56,6 @@ def page_of(path: Path) -> str:
 
 
 # ---- META ----
-
-
 def test_what_is_written_is_read_again() -> None:
     quality = full_quality()
     meta = json.loads(json.dumps(quality.meta()))
@@ -129,8 +127,6 @@ def test_a_conversion_reports_what_it_did_to_each_tensor(
 
 
 # ---- on the terminal ----
-
-
 def test_the_summary_is_two_lines() -> None:
     quality = full_quality()
     n_weights = quality.n_weights
@@ -206,7 +202,6 @@ def test_a_file_without_report_says_so(
 
 
 # ---- META that means ill ----
-
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     | st.sampled_from(["\x1b[31m", "\u202e", "\ud800", "<b>", 10**400, -1, 0, 5e-324, 1e308, 1e30])
@@ -313,8 +308,6 @@ def test_what_a_file_can_make_us_print_is_bounded(
 
 
 # ---- the page ----
-
-
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
@@ -389,8 +382,6 @@ def test_texts_of_a_file_stay_texts(tmp_path: Path) -> None:
 
 
 # ---- the file of the page ----
-
-
 def test_both_commands_write_the_same_page(
     tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -467,8 +458,6 @@ def test_quality_goes_with_few_options(
 
 
 # ---- reads pages of HTML as strictly as no browser does ----
-
-
 class PageParser(HTMLParser):
     """Reads a page strictly: what is opened is closed, in order; keeps what it met."""
 

@@ -100,7 +100,6 @@ def test_values_are_those_of_the_package_that_made_them(name: str, tmp_path: Pat
 
 
 # ---- formats whose packages need a GPU: their arithmetic as it is documented ----
-
 Made = tuple[dict[str, Any], Stored, Any]  # method, tensors, values
 RNG = np.random.default_rng(7)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -279,8 +278,6 @@ def test_values_are_those_of_the_documented_arithmetic(name: str, tmp_path: Path
 
 
 # ---- whole models ----
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_symmetric_groups_are_kept_as_blocks(bits: int, tmp_path: Path) -> None:
     sizes = {"dim": 64, "ffn_dim": 96, "n_heads": 4, "n_kv_heads": 2}
@@ -310,8 +307,6 @@ def test_symmetric_groups_are_kept_as_blocks(bits: int, tmp_path: Path) -> None:
 
 
 # ---- what is refused ----
-
-
 @pytest.mark.parametrize("name", ["hqq", "aqlm", "exl2", None, 4])
 def test_an_unknown_method_is_refused_by_name(name: Any, tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
@@ -356,8 +351,6 @@ def test_the_list_of_families_names_the_methods(capsys: pytest.CaptureFixture[st
 
 
 # ---- BitNet's packed checkpoints ----
-
-
 Array = NDArray[np.float32]
 Packed = dict[str, tuple[str, tuple[int, ...], bytes]]
 

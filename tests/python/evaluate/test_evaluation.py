@@ -70,8 +70,6 @@ def scored_positions(n_tokens: int, *arguments: Any, **options: Any) -> list[lis
 
 
 # ---- which tokens ----
-
-
 def test_llama_cpp_scores_the_second_half_behind_bos() -> None:
     # llama-perplexity: of n_ctx tokens those from n_ctx / 2 + 1 on, n_ctx - n_ctx / 2 - 1.
     assert scored_positions(21, "llama.cpp", 8) == [[5, 6, 7], [13, 14, 15]]
@@ -138,8 +136,6 @@ def test_repeated_windows_end_with_what_they_had() -> None:
 
 
 # ---- figures known by hand ----
-
-
 def test_places_are_sixteenths_of_a_window() -> None:
     rows = np.zeros((64, 64))
     rows[np.arange(63), np.arange(1, 64)] = 9  # knows what follows
@@ -214,8 +210,6 @@ def test_json_has_the_keys_that_are_promised() -> None:
 
 
 # ---- real models ----
-
-
 def test_a_model_and_itself(q4: Model, tiny_llama_4bit: Path) -> None:
     with Model(tiny_llama_4bit, exact=True, **OPENING) as same:
         found = evaluate(q4, TEXT, ctx_tokens=CTX, against=same)
@@ -332,8 +326,6 @@ def test_the_beginning_of_a_text(q4: Model) -> None:
 
 
 # ---- what cannot be measured ----
-
-
 def test_models_that_cannot_be_compared_are_refused(q4: Model, tiny_llama_dir: Path) -> None:
     with pytest.raises(QsfArgumentError, match="2048 tokens here, 4 in what"):
         evaluate(q4, TEXT, against=Table(np.zeros((4, 4))))
@@ -363,8 +355,6 @@ def test_what_cannot_be_measured_is_named(q4: Model) -> None:
 
 
 # ---- what Model gives for it ----
-
-
 def test_logits_block_by_block(q4: Model) -> None:
     ids = q4.tokenize(TEXT)
     whole = q4.logits(ids)

@@ -270,8 +270,6 @@ def test_what_the_rules_allow_is_read(path: Path, change: Change) -> None:
 
 
 # ---- files that nobody thought of ----
-
-
 def of_kinds(source: Path, path: Path) -> Path:
     """Copy a model; every second layer gets a window, ALiBi, a cap and other frequencies."""
     with Reader(source) as r:

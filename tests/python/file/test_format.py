@@ -177,8 +177,6 @@ def test_lz4_is_unpacked_by_another_library(compression: Compression) -> None:
 
 
 # ---- what the writer refuses ----
-
-
 @pytest.mark.parametrize(
     "changes",
     [*refusals("headers"), {"ffn_dim": 1 << 23}, {"rope_theta": float("nan")},

@@ -98,8 +98,6 @@ def test_what_was_read_stays_after_closing(tiny_llama_4bit: Path) -> None:
 
 
 # ---- what the sections META and TOKN say ----
-
-
 @pytest.mark.parametrize(
     ("meta", "family"),
     [

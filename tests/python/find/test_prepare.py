@@ -61,8 +61,6 @@ def write(path: Path, text: str) -> Path:
 
 
 # ---- what names mean ----
-
-
 def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     write(tmp_path / "lfs.gguf", pointer)
@@ -146,8 +144,6 @@ def test_the_figures_of_a_suggested_model_are_those_of_its_plan(tmp_path: Path) 
 
 
 # ---- conversions are kept ----
-
-
 def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     qsf: Run,
     cache: Path,
@@ -225,8 +221,6 @@ def test_the_budget_of_a_run_counts_nothing_of_the_conversion(
 
 
 # ---- the hub ----
-
-
 def test_a_model_is_pulled_shown_and_removed(qsf: Run, hub: FakeHub) -> None:
     absent = qsf("show", REPO)
     assert absent.returncode == 2
@@ -358,8 +352,6 @@ def test_keys_typed_while_a_model_is_converted_are_not_shown(
 
 
 # ---- converted while it comes, without a copy of its weights ----
-
-
 def models(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "qsf" / "models").glob("*.qsf"))
 

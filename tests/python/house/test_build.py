@@ -127,8 +127,6 @@ def test_a_section_without_a_mutant_fails_the_lint(project_root: Path, tmp_path:
 
 
 # ---- no instruction above a file's level is outside of its place ----
-
-
 leaks = load_tool("check_isa_leaks").leaks
 
 

@@ -110,8 +110,6 @@ def test_documents_are_written_as_they_are_checked() -> None:
 
 
 # ---- the examples for other programs run: a plain one, and a plugin of the command llm ----
-
-
 def said(*command: str, **variables: str) -> str:
     done = subprocess.run(
         [sys.executable, *command],

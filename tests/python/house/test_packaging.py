@@ -131,8 +131,6 @@ def test_workflows_name_verbs_and_targets_that_exist() -> None:
 
 
 # ---- make release ----
-
-
 release, sbom = load_tool("release"), load_tool("make_sbom")
 DATED = "# Changelog\n\n## 1.2.0 - 2026-12-01\n"
 
@@ -223,8 +221,6 @@ def test_the_list_of_parts_is_that_of_wheel_and_sources(tmp_path: Path) -> None:
 
 
 # ---- A wheel of `make wheels` runs where there is neither a compiler nor liblz4 and libzstd ----
-
-
 WHERE_LIBRARIES_ARE = """
 import qsf
 model = qsf.Model("story.qsf")

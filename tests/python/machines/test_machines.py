@@ -258,8 +258,6 @@ def test_a_worker_refuses_another_file(tiny_llama_8bit: Path, tmp_path: Path) ->
 
 
 # ---- with Ray ----
-
-
 @pytest.fixture(scope="module")
 def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Ray on this machine, with two workers' room."""

@@ -527,8 +527,6 @@ def _add_rope_factors(writer: Any, config: dict[str, Any]) -> None:
 
 
 # ---- what llama.cpp's converter does to Kimi Linear ----
-
-
 def kimi_general(config: dict[str, Any]) -> dict[str, Any]:
     """The configuration with usual names of Kimi Linear's keys."""
     if config["model_type"] != "kimi_linear":
@@ -569,8 +567,6 @@ def kimi_said(config: dict[str, Any]) -> dict[str, Any]:
 
 
 # ---- what llama.cpp's converter makes of models with layers of Mamba-2 ----
-
-
 def mamba_general(config: dict[str, Any]) -> dict[str, Any]:
     """Give a model without attention what others state."""
     if config["model_type"] != "mamba2":

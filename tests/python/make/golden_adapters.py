@@ -57,8 +57,6 @@ def adapter(name: str, folder: Path) -> Path:
 
 
 # ---- adapters as PEFT saves them ----
-
-
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 A = "model.safetensors"
 Q = "base_model.model.model.layers.0.self_attn.q_proj"

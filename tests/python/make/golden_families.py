@@ -204,8 +204,6 @@ def _uniform(seed: int, n: int) -> NDArray[np.float64]:
 
 
 # ---- folders of encoders with a tokenizer ----
-
-
 def with_tokenizer(folder: Path, n_between: int = 1) -> Path:
     """Write BERT's tokenizer with words of single letters; ``n_between`` ends of a text are
     between two.

@@ -73,8 +73,6 @@ def make_thinker(folder: Path, marks: Sequence[str] = MARKS) -> Path:
 
 
 # ---- A small model whose tokenizer has some tokens more than the bundled one ----
-
-
 N_WORDS = 2048  # of the bundled tokenizer
 
 

@@ -127,8 +127,6 @@ KIND_ATTACKS: list[Attack] = [
 
 
 # ---- A small file with experts, and changes of KIND, UNIT and TENS that each must be refused ----
-
-
 ROUTED = replace(
     PLAIN_KIND, n_experts=4, n_chosen=2, expert_dim=6, expert_score=ExpertScore.SIGMOID,
     expert_weights=ExpertWeights.BY_SUM, weights_epsilon=1e-20, weights_factor=2.5, n_groups=2,

@@ -193,8 +193,6 @@ class Guesser:
 
 
 # ---- A model and its drafter, which reads the model's keys, values and hidden states ----
-
-
 MAX_TOKENS = 512
 
 
@@ -210,8 +208,6 @@ def write_pair(folder: Path, name: str = "target") -> tuple[Path, Path]:
 
 
 # ---- how a model with room for guesses of the next tokens is opened so that it streams ----
-
-
 def open_streamed(
     path: Path, draft_rows: int, *, least_chunk_tokens: int = 1, **options: Any
 ) -> binding.NativeModel:

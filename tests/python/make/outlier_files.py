@@ -102,8 +102,6 @@ def add_outliers(
 
 
 # ---- converts models to files that say 16-bit activations, whatever 8 bits cost them ----
-
-
 def convert_fine(source: Path, out: Path, **options: Any) -> Path:
     """Convert with the options of `convert`; the converter measures this only for GGUF's types."""
     finish = Writer.finish

@@ -36,8 +36,6 @@ def is_linear(count: Callable[[int], int], n: int) -> bool:
 
 
 # ---- functions that a model may call, and the forms of calls by family ----
-
-
 WEATHER: Any = table("tables")["weather"]
 ARGUMENTS: Any = {"city": "Ulm } ]", "days": 3, "unit": "C"}
 

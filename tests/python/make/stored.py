@@ -108,8 +108,6 @@ def verdict(path: Path, data: bytes | bytearray) -> type[QsfError] | None:
 
 
 # ---- bytes as a new file, for tests that write one path again and again ----
-
-
 def write_fresh(path: Path, data: bytes | bytearray) -> None:
     """Write a new file in the place of an old one.
 

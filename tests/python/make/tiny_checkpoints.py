@@ -245,8 +245,6 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 # ---- checkpoints whose key channels differ in size as those of real models do ----
-
-
 Arrays = dict[str, NDArray[np.float32]]
 
 

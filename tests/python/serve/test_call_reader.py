@@ -105,8 +105,6 @@ def test_arguments_are_told_while_they_are_written() -> None:
 
 
 # ---- calls without the mark of their family ----
-
-
 @pytest.mark.parametrize("form", [f for f in FORMATS if f.begin], ids=lambda f: f.name)
 def test_an_object_that_is_the_whole_answer_is_a_call(form: Format) -> None:
     """As Qwen2.5-Coder writes it. Of another function, or later, it is text."""
@@ -133,7 +131,6 @@ def test_a_fence_around_a_call_of_a_family_without_marks_is_left_out() -> None:
 
 
 # ---- Gemma 4's texts between marks ----
-
 FIELDS: Any = table("tables")["fields of calls"]  # fmt: skip
 GIVEN = '{say:<|"|>a "b"<|"|>,kind:<|"|>b<|"|>,id:"xx",to:[<|"|>y<|"|>,<|"|><|"|>],at:{n:-1.5}}'
 MEANT = {"say": 'a "b"', "kind": "b", "id": "xx", "to": ["y", ""], "at": {"n": -1.5}}

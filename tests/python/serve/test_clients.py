@@ -31,8 +31,6 @@ def text(client: Client) -> str:
 
 
 # ---- without clients: the quick tests ----
-
-
 def names(body: bytes) -> list[str]:
     return [line[7:] for line in body.decode().splitlines() if line.startswith("event: ")]
 
@@ -82,7 +80,6 @@ def test_responses(client: Client, text: str) -> None:
 
 
 # ---- the clients ----
-
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = sorted(path for path in (ROOT / "tests" / "clients").glob("*_*.*"))
 INSTALLED = ROOT / "build" / "clients"
@@ -212,8 +209,6 @@ def test_a_client_gets_the_text(program: Path, client: Client, text: str, tmp_pa
 
 
 # ---- ollama's API and llama-server's own requests, by themselves and by ollama's client ----
-
-
 OPTIONS: Any = {"temperature": 0, "num_predict": 20}
 TOOLS: Any = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 MARKS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>")

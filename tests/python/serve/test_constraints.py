@@ -214,7 +214,6 @@ def test_what_cannot_be_enforced_is_refused(client: Client, tiny_llama_4bit: Pat
 
 
 # ---- keywords that tokens cannot follow ----
-
 UNIQUE: Any = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 3, "maxItems": 3}
 UNIQUE |= {"uniqueItems": True}  # which no answer can have
 NOT_ENFORCED = "x-qsf-unenforced"
@@ -239,7 +238,6 @@ def test_what_cannot_be_enforced_is_checked_and_said(client: Client) -> None:
 
 
 # ---- a sample of JSON schemas: every answer validates, or the schema is refused ----
-
 SCHEMAS: dict[str, Any] = table("schemas")
 
 

@@ -251,8 +251,6 @@ def test_without_descriptors_connections_wait_and_one_line_says_so(
 
 
 # ---- memory ----
-
-
 def peak_mb(process_id: int | str) -> float:
     status = Path(f"/proc/{process_id}/status").read_text()
     return int(re.findall(r"VmHWM:\s+(\d+)", status)[0]) / 1024

@@ -399,8 +399,6 @@ def test_random_heads_never_hang_or_raise(n_heads: int) -> None:
 
 
 # ---- any JSON value in any field of any API is answered, or refused by its name ----
-
-
 BODIES: dict[str, dict[str, Any]] = table("bodies")
 # Fields that errors call by another name
 NAMES = {"model": ""}
@@ -462,8 +460,6 @@ def test_the_bodies_are_good(client: Client) -> None:
 
 
 # ---- /openapi.json says what the server does: its routes, and schemathesis's requests ----
-
-
 CHECKS = (
     "not_a_server_error,status_code_conformance,content_type_conformance,"
     "response_schema_conformance,negative_data_rejection,unsupported_method"

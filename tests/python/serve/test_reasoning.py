@@ -127,8 +127,6 @@ def test_thoughts_that_are_none_or_alone_are_refused(client: Client, items: Any)
 
 
 # ---- calls of functions ----
-
-
 @pytest.mark.parametrize("script", ["Ulm"], indirect=True)
 def test_calls_results_and_thoughts_reach_the_template(client: Client) -> None:
     function = {"name": "weather", "arguments": '{"city": "Ulm"}'}

@@ -454,8 +454,6 @@ TestAnyOrder.settings = settings(stateful_step_count=40)
 
 
 # ---- how many sequences are served together: fewer where recurrent states leave no room ----
-
-
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) -> Path:
     """A small model with states of 19 MB."""

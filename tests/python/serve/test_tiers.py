@@ -393,8 +393,6 @@ def test_costs_are_learned() -> None:
 
 
 # ---- beginnings of prompts that several slots of a real model have in common: the same bits ----
-
-
 TOKENS = np.random.default_rng(5).integers(0, VOCAB, 150).tolist()
 
 

@@ -293,8 +293,6 @@ def test_only_allowed_tools_are_offered(hermes: Client) -> None:
 
 
 # ---- other APIs ----
-
-
 def test_messages_have_blocks(hermes: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     tools = [{"name": "weather", "input_schema": WEATHER}, {"name": "now", "input_schema": {}}]
     asked = {"messages": CHAT, "tools": tools, "max_tokens": 150}

@@ -214,8 +214,6 @@ def test_scores_are_read_as_the_library_reads_them(text: str) -> None:
 
 
 # ---- WordPiece, and SentencePiece's tables of characters ----
-
-
 OF_BERT = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 STRIPPED = normalizers.BertNormalizer(
     clean_text=False, handle_chinese_chars=False, strip_accents=True, lowercase=False
@@ -327,8 +325,6 @@ def test_a_text_has_its_first_and_last_token() -> None:
 
 
 # ---- the tokenizer: encoding rules, and decoding one token at a time ----
-
-
 SPM_JSON = spm_json(
     ["\u2581", "h", "i", "\u2581h", "\u2581hi", "<", "s", ">"], ["\u2581 h", "\u2581h i"]
 )
@@ -346,8 +342,6 @@ def bundled(bundled_json: bytes) -> Tokenizer:
 
 
 # ---- encoding ----
-
-
 def test_bos_is_added_once_whoever_adds_it(bundled_json: bytes, bundled: Tokenizer) -> None:
     for add_bos in (True, None):  # the post-processor of this file adds it, too
         assert (
@@ -403,8 +397,6 @@ def test_a_text_that_is_too_long_is_refused(bundled: Tokenizer) -> None:
 
 
 # ---- decoding ----
-
-
 def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
     decoder = bundled.incremental()
     ids = bundled.encode("\U0001f600", add_prefix=False)
@@ -423,8 +415,6 @@ def test_characters_arrive_whole_and_at_once(bundled: Tokenizer) -> None:
 
 
 # ---- refusals ----
-
-
 @pytest.mark.parametrize("data", [b"", b"{}", b"not json", b"\xff\xfe"])
 def test_what_is_not_a_tokenizer_is_refused(data: bytes) -> None:
     with pytest.raises(QsfUnsupportedError, match="tokenizer"):

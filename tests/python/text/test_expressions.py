@@ -140,7 +140,6 @@ def test_rules_of_gguf_split_as_the_library_does(rule: tuple[str, ...]) -> None:
 
 
 # ---- random expressions ----
-
 _SETS = (
     r"\p{L}", r"\p{N}", r"\p{Lu}", r"\p{Ll}", r"\p{M}", r"\p{P}", r"\p{S}", r"\p{Han}", r"\s",
     r"\S", r"\d", r"\D", r"\w", r"\W", r"\p{^L}", r"\P{N}", "a", "b", "1", " ", r"\n", r"\r", "'",
@@ -279,8 +278,6 @@ def test_long_texts_are_read_once(expression: str, text: str) -> None:
 
 
 # ---- the reader of foreign JSON: what it counts, what it refuses, and that its bound is one ----
-
-
 MB = 1 << 20
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 _VALUES: st.SearchStrategy[Any] = st.recursive(

@@ -110,8 +110,6 @@ def test_a_fault_is_one_of_the_template() -> None:
 
 
 # ---- the process ----
-
-
 def test_no_python_no_package_and_no_process_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "")
@@ -265,8 +263,6 @@ def test_standard_streams_may_be_closed(closed_streams: None) -> None:
 
 
 # ---- a grammar of templates ----
-
-
 def test_any_template_gives_a_text_or_a_typed_error() -> None:
     @given(TEMPLATES)
     def check(source: str) -> None:
@@ -278,8 +274,6 @@ def test_any_template_gives_a_text_or_a_typed_error() -> None:
 
 
 # ---- as transformers renders, and what becomes of messages ----
-
-
 ASSISTANT = {"role": "assistant", "content": "Hello"}
 
 
@@ -448,7 +442,6 @@ def test_keywords_that_a_template_cannot_take(arguments: dict[str, object], said
 
 
 # ---- chat templates ----
-
 _ATOMS = st.sampled_from(
     [
         "messages", "messages[0]", "messages[0].content", "bos_token", "ns", "ns.x", "m", "loop",

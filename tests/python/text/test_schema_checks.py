@@ -107,8 +107,6 @@ def test_the_names_of_what_is_not_enforced() -> None:
 
 
 # ---- levels of schemas and of grammars: how many are taken, and the time of counting them ----
-
-
 def rules(n: int, form: str) -> str:
     return "start: a0\n" + "".join(form.format(i, i + 1) for i in range(n)) + f'a{n}: "x"\n'
 

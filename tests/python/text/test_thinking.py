@@ -171,8 +171,6 @@ def test_a_chat_shows_hides_and_switches_thoughts(
 
 
 # ---- gpt-oss ----
-
-
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = make_harmony(tmp_path_factory.mktemp("harmony"))
