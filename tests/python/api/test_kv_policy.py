@@ -16,13 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qsf
-from make.kind_models import (
-    LATENT,
-    MIXED,
-    ROUTED,
-    VOCAB,
-    write_model,
-)
+from make.kind_models import LATENT, MIXED, ROUTED, VOCAB, write_model
 from make.tiny_checkpoints import make_llama
 from qsf import errors
 from qsf.file.layout import Dtype

@@ -114,10 +114,7 @@ def test_saved_sessions_belong_to_their_adapters(base: Path, tmp_path: Path) -> 
         want = model.logits(TOKENS)
         model.session.save(kept)
     for lora in ((), f"{adapter}:0.5", [adapter, adapter]):
-        with (
-            qsf.Model(base, lora=lora, ram_budget=None) as model,
-            pytest.raises(QsfError),
-        ):
+        with qsf.Model(base, lora=lora, ram_budget=None) as model, pytest.raises(QsfError):
             model.session.load(kept)
     with qsf.Model(base, lora=[adapter], ram_budget=None) as model:
         assert model.info.plan.adapters_bytes >= adapter.stat().st_size

@@ -27,10 +27,7 @@ def test_this_machine_passes() -> None:
     assert "GB/s" in rows["speed, memory"]
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    table("tables")["selftest"],
-)
+@pytest.mark.parametrize(("words", "verdict"), table("tables")["selftest"])
 def test_what_differs_is_said(words: str, verdict: str) -> None:
     assert selftest._verdict("avx2", words) == verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from make.importances import rewrite
+from make.calibrated_models import rewrite
 from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.reader import Reader

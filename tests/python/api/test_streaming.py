@@ -125,11 +125,7 @@ def test_a_signal_ends_it(model_path: Path, stream: Callable[[Path, str], Child]
 # ---- the file changes under way ----
 @pytest.mark.parametrize(("method", "keep"), [("direct", 0), ("mmap", 15_000_000), ("uring", None)])
 def test_a_file_that_is_truncated_or_overwritten_is_an_error(
-    copy: Path,
-    stream: Callable[[Path, str], Child],
-    right_text: str,
-    method: str,
-    keep: int | None,
+    copy: Path, stream: Callable[[Path, str], Child], right_text: str, method: str, keep: int | None
 ) -> None:
     child = stream(copy, method)
     with child.stopped():

@@ -163,10 +163,7 @@ def test_without_llama_cpp_it_says_how_to_get_it(
     assert "llama.cpp" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    refusals("qsf bench"),
-)
+@pytest.mark.parametrize(("words", "text"), refusals("qsf bench"))
 def test_what_cannot_be_is_refused(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -103,10 +103,7 @@ def test_a_users_defaults_hold_unless_an_option_says_otherwise(
 
 @needs_tomllib
 def test_wrong_defaults_are_one_line_and_code_2(run: Run, config: Path) -> None:
-    for text, said in (
-        *refusals("numbers"),
-        ("x" * 70000, "more than 65536 bytes"),
-    ):
+    for text, said in (*refusals("numbers"), ("x" * 70000, "more than 65536 bytes")):
         config.write_text(text, "utf-8")
         done = run("m.qsf", "-p", "x")
         check_refused(done, 2, said)

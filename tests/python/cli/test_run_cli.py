@@ -20,9 +20,9 @@ import pytest
 import tokenizers
 
 import qsf
+from make.calibrated_models import rewrite
 from make.commands import COMMAND, PROMPT, Run, Start, check_refused
 from make.golden import MODELS
-from make.importances import rewrite
 from make.qsf_files import tiny_header, write_tiny
 from make.tiny_checkpoints import make_llama
 from qsf.cli import evaluate as eval_cli

@@ -178,10 +178,7 @@ def test_a_calibration_belongs_to_its_adapters(tmp_path: Path) -> None:
 
 
 # ---- what is refused ----
-FIELDS = [
-    *refusals("adapters"),
-    ({"lora_alpha": float("nan")}, "lora_alpha = nan is not a number"),
-]
+FIELDS = [*refusals("adapters"), ({"lora_alpha": float("nan")}, "lora_alpha = nan is not a number")]
 
 
 @pytest.mark.parametrize(("fields", "said"), FIELDS)
@@ -255,10 +252,7 @@ def test_names_and_scales_are_refused(text: str, said: str, tmp_path: Path) -> N
         merged(base, text.format(a=adapter, m=base))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    refusals("gguf adapters"),
-)
+@pytest.mark.parametrize(("changes", "said"), refusals("gguf adapters"))
 def test_gguf_adapters_are_refused_by_name(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

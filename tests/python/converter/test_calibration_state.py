@@ -243,12 +243,7 @@ def test_every_type_of_what_was_measured_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"quant_type": "4bit"},
-        {"calibration_tokens": 640},
-        {"calibration": "other"},
-    ],
+    "options", [{"quant_type": "4bit"}, {"calibration_tokens": 640}, {"calibration": "other"}]
 )
 def test_other_options_are_another_calibration(
     options: dict[str, Any],

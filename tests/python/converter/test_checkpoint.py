@@ -215,10 +215,7 @@ def test_other_types_may_be_present_but_not_read(tmp_path: Path) -> None:
                 checkpoint.read_rows(name, 0, 1)
 
 
-@pytest.mark.parametrize(
-    ("weight_map", "message"),
-    refusals("indexes"),
-)
+@pytest.mark.parametrize(("weight_map", "message"), refusals("indexes"))
 def test_bad_indexes_are_refused(tmp_path: Path, weight_map: object, message: str) -> None:
     save_file({"x": np.zeros(4, np.float32)}, tmp_path / "there.safetensors")
     index = tmp_path / "model.safetensors.index.json"

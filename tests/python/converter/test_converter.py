@@ -540,10 +540,7 @@ def test_wide_inputs_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, dtype
 
 
 def test_it_is_the_default_where_it_was_measured(
-    tmp_path: Path,
-    tiny_llama_dir: Path,
-    auto_weights: int,
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, tiny_llama_dir: Path, auto_weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not of large models, of those without a tokenizer, nor with a request of its own."""
     bare = tiny_checkpoints.make_llama(tmp_path / "bare")

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from make import importances
-from make.calibrated_models import small_llama
+from make.calibrated_models import rewrite, small_llama
 from make.commands import Run
 from make.refusals import table
 from qsf_converter import convert
@@ -46,7 +45,7 @@ def folder(tmp_path: Path, tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
     convert(checkpoint, tmp_path / "model.qsf")
     (tmp_path / "large.qsf").symlink_to("model.qsf")
     importance = [3.0, 1.0, 2.0, 1.5, 2.5, 4.0]
-    importances.rewrite(tmp_path / "model.qsf", tmp_path / "calibrated.qsf", importances=importance)
+    rewrite(tmp_path / "model.qsf", tmp_path / "calibrated.qsf", importances=importance)
     story = "Once upon a time there was a cat. It saw a small house and ran to its mother. " * 15
     (tmp_path / "test.txt").write_text(story[:1000], "utf-8")
     lines = "".join(json.dumps({"text": story}) + "\n" for _ in range(2))

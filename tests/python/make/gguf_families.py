@@ -639,10 +639,7 @@ def mamba_said(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if types:
         of_layers = [config["num_key_value_heads"] * (t == "full_attention") for t in types]
         is_turned = bool(attention) or config.get("position_embedding_type") == "rope"
-        told |= {
-            Keys.Attention.HEAD_COUNT_KV: of_layers,
-            Keys.Rope.SCALING_FINETUNED: is_turned,
-        }
+        told |= {Keys.Attention.HEAD_COUNT_KV: of_layers, Keys.Rope.SCALING_FINETUNED: is_turned}
     if "layers_block_type" in config:
         of = config["moe_intermediate_size" if arch == "nemotron_h_moe" else "intermediate_size"]
         told[Keys.LLM.FEED_FORWARD_LENGTH] = [of * (t in ("mlp", "moe")) for t in types]

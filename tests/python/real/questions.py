@@ -16,7 +16,4 @@ TURNS = (
 CODE = "Write a Python function that returns the sum of the squares of a list of numbers."
 # llama.cpp leaves out Qwen's normalisation (NFC), and reads "</s>" as a special token where it is
 # none: texts with these have other ids there.
-TEXTS = (
-    *table("tables")["real texts"],
-    *QUESTIONS,
-)
+TEXTS = (*table("tables")["real texts"], *QUESTIONS)

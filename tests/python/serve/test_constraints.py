@@ -36,12 +36,7 @@ def client(tiny_padded_8bit: Path) -> Iterator[Client]:
 
 def ask(client: Client, seed: int = 0, **fields: Any) -> tuple[str, str]:
     answer = client.post(
-        "/v1/chat/completions",
-        messages=CHAT,
-        max_tokens=200,
-        temperature=1.5,
-        seed=seed,
-        **fields,
+        "/v1/chat/completions", messages=CHAT, max_tokens=200, temperature=1.5, seed=seed, **fields
     )
     assert answer.status == 200, answer.body
     choice = answer.json["choices"][0]

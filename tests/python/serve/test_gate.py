@@ -44,10 +44,7 @@ def locked(tiny_llama_4bit: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield found
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    table("tables")["keys"],
-)
+@pytest.mark.parametrize(("headers", "status"), table("tables")["keys"])
 def test_a_key_is_needed(locked: Client, headers: dict[str, str], status: int) -> None:
     for method, path, body in (
         ("GET", "/v1/models", None),

@@ -156,10 +156,7 @@ def test_the_prefix_is_the_librarys_unless_the_configuration_differs(
         assert ours.encode(text) == (bare if has_prefix else [*expected, *bare]), text
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    refusals("engine tokenizers"),
-)
+@pytest.mark.parametrize(("change", "reason"), refusals("engine tokenizers"))
 def test_what_is_not_covered_is_named(change: dict[str, Any], reason: str) -> None:
     data = {**json.loads(families(is_small=True)["llama2"]), **change}
     section, text = text_section(json.dumps(data).encode(), bos_id=None, add_bos=None)

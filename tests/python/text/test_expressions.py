@@ -237,10 +237,7 @@ def test_any_expression_replaces_as_the_library_does(
 
 @pytest.mark.parametrize(
     ("expression", "reason"),
-    [
-        *table("tables")["expressions"],
-        ("(" * 60 + "a" + ")" * 60, "more than 50 nested groups"),
-    ],
+    [*table("tables")["expressions"], ("(" * 60 + "a" + ")" * 60, "more than 50 nested groups")],
 )
 def test_what_an_expression_may_not_have_is_named(expression: str, reason: str) -> None:
     with pytest.raises(ExpressionError) as caught:

@@ -179,11 +179,7 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown", "reasoning"),
-    [
-        *table("tables")["channels"],
-        (TEXT, ANSWER, THOUGHTS + "{}"),
-    ],
+    ("text", "shown", "reasoning"), [*table("tables")["channels"], (TEXT, ANSWER, THOUGHTS + "{}")]
 )
 def test_the_final_channel_is_shown(harmony: Model, text: str, shown: str, reasoning: str) -> None:
     assert read(harmony.tokenizer, text) == (shown, reasoning)
