@@ -12,6 +12,7 @@ import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,12 +26,14 @@ from make import calibrated_models, golden_families, mtp_models
 from make.commands import Run
 from make.golden_families import cases
 from make.mtp_models import write_pair
+from make.served import serving
 from make.stored import Reader
 from make.streamed_models import least_options, make_streamed_gpt2, write_random_mixture
 from make.tiny_checkpoints import make_llama
 from oracle.reference import load_qsf
 from qsf import Model
 from qsf.cli.run import report
+from qsf.cli.serve_options import ServeOptions
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfFormatError, QsfIOError
 from qsf.native import binding
 from qsf_converter import convert
@@ -410,6 +413,27 @@ def test_run_says_how_many_guesses_were_right(run: Run, sure: Path, small: Path)
         assert 5 <= found["accepted_tokens"] <= found["drafted_tokens"], draft
     assert len(off["ids"]) == 40
     assert len(set(off["ids"])) > 20  # the text itself has little to guess from
+
+
+def test_a_server_counts_the_guesses_of_two_clients(run: Run, sure: Path) -> None:
+    prompts = ["Once upon a time", "The cat saw"]
+    wanted = [run(sure, "--raw", "-p", p, *GREEDY, "--draft", "off").stdout for p in prompts]
+    options = ServeOptions(parallel=2).sessions()[0]
+    with (
+        Model(sure, ram_budget=None, **options) as model,
+        serving(sure, model, parallel=2) as client,
+    ):
+
+        def complete(prompt: str) -> str:
+            fields = {"prompt": prompt, "max_tokens": 40, "temperature": 0}
+            answer = client.post("/v1/completions", fields)
+            return f"{answer.json['choices'][0]['text']}\n"
+
+        with ThreadPoolExecutor(2) as pool:
+            assert list(pool.map(complete, prompts * 3)) == wanted * 3
+        lines = client.get("/metrics").body.decode().splitlines()
+    (right,) = (line for line in lines if "num_accepted_tokens_total" in line and line[0] != "#")
+    assert float(right.split()[-1]) > 0
 
 
 # ---- gemma 4's drafters, which read their model's keys, values and hidden states ----

@@ -315,6 +315,14 @@ def test_files_that_never_end_are_refused(tmp_path: Path, name: str, kind: str) 
     refuse(path if name == "m.gguf" else folder, said)
 
 
+def test_bad_outputs(tmp_path: Path) -> None:
+    folder, _ = hf_makers.llama(tmp_path / "m")
+    with pytest.raises(QsfIOError, match="is a directory"):
+        convert(folder, tmp_path)
+    with pytest.raises(QsfIOError, match="no such directory"):
+        convert(folder, tmp_path / "gone" / "out.qsf")
+
+
 def test_too_little_space_is_seen_before_the_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
