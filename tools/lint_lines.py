@@ -64,7 +64,7 @@ CAPS: dict[str, int] = {
     "tests/python/api": 5013,
     "tests/python/bench": 463,
     "tests/python/cli": 2829,
-    "tests/python/converter": 9514,
+    "tests/python/converter": 9524,
     "tests/python/evaluate": 383,
     "tests/python/file": 1206,
     "tests/python/find": 560,

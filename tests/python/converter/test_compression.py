@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import threading
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +135,16 @@ def test_layers_of_any_content_and_cut_are_read(
 
 
 # ---- blocks ----
+@pytest.mark.parametrize("compression", CODECS)
+@pytest.mark.parametrize("make", [bytes, mixed, lambda n: random.Random(n).randbytes(n)])
+def test_a_block_of_any_size(compression: Compression, make: Callable[[int], bytes]) -> None:
+    for n_bytes in (1, 13, 4096, MIB):
+        raw = make(n_bytes)
+        packed = pack_block(compression, raw)
+        assert 1 <= len(packed) <= n_bytes
+        assert unpack_block(compression, packed, n_bytes) == raw
+
+
 @pytest.mark.parametrize(("compression", "low"), [(Compression.LZ4HC, 3), (Compression.ZSTD, 1)])
 def test_the_level_is_obeyed(compression: Compression, low: int) -> None:
     raw = b"".join(b"%d " % (n * n % 9973) for n in range(30_000))
