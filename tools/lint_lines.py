@@ -61,7 +61,7 @@ CAPS: dict[str, int] = {
     "tests/install": 523,
     "tests/clients": 102,
     "tests/python": 591,
-    "tests/python/api": 5013,
+    "tests/python/api": 5030,
     "tests/python/bench": 463,
     "tests/python/cli": 2829,
     "tests/python/converter": 9524,

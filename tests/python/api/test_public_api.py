@@ -111,6 +111,23 @@ def test_the_end_token_ends_the_text(model: qsf.Model) -> None:
     assert last_stats(model).stop_reason == "end"
 
 
+def test_a_repetition_penalty_changes_the_text(model: qsf.Model) -> None:
+    plain = text(model, temperature=0, max_tokens=60)
+    varied = text(model, temperature=0, max_tokens=60, repetition_penalty=1.5)
+    assert varied != plain
+
+
+def test_two_generations_may_alternate(model: qsf.Model) -> None:
+    prompts = (PROMPT, "The old man")
+    alone = [text(model, prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    runs = [model.generate(prompt, temperature=0, max_tokens=15) for prompt in prompts]
+    together = ["", ""]
+    for _ in range(40):
+        for i, run in enumerate(runs):
+            together[i] += next(run, "")
+    assert together == alone
+
+
 def test_cancel_ends_every_generation_from_another_thread(model: qsf.Model) -> None:
     model.cancel()  # nothing runs: no effect on what comes
     runs = [model.generate(PROMPT, temperature=0, max_tokens=400) for _ in range(2)]
