@@ -204,7 +204,6 @@ def test_experts_larger_than_the_limit(tmp_path: Path, tiny_llama_dir: Path) -> 
 
 
 # ---- a neighbour takes the memory ----
-
 LIMIT_MB = 420
 
 # Generates the same tokens again and again, and says after each round what is in memory.

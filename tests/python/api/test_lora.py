@@ -20,8 +20,8 @@ from safetensors.numpy import load_file, save_file
 import qsf
 from make import golden_adapters as made
 from make import mutants, tiny_checkpoints
-from make.adapter_files import A, K, Q, pair, write_adapter
 from make.commands import Run
+from make.golden_adapters import A, K, Q, pair, write_adapter
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfFormatError
 from qsf.model import Model
@@ -121,10 +121,7 @@ def test_saved_sessions_belong_to_their_adapters(base: Path, tmp_path: Path) -> 
         want = model.logits(TOKENS)
         model.session.save(kept)
     for lora in ((), f"{adapter}:0.5", [adapter, adapter]):
-        with (
-            qsf.Model(base, lora=lora, ram_budget=None) as model,
-            pytest.raises(QsfError),
-        ):
+        with qsf.Model(base, lora=lora, ram_budget=None) as model, pytest.raises(QsfError):
             model.session.load(kept)
     with qsf.Model(base, lora=[adapter], ram_budget=None) as model:
         assert model.info.plan.adapters_bytes >= adapter.stat().st_size
@@ -206,8 +203,6 @@ def test_names_of_adapters(base: Path, tmp_path: Path, qsf: Run) -> None:
 
 
 # ---- what is refused ----
-
-
 def test_another_base_is_refused_with_both_names(base: Path, tmp_path: Path) -> None:
     adapter = made_for(base, tmp_path)
     convert(tmp_path / "m", tmp_path / "other.qsf", quant_type="8bit")

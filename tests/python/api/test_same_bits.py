@@ -19,9 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.adapter_files import write_adapter
-from make.draft_models import open_streamed
-from make.fine_files import convert_fine
+from make.golden_adapters import write_adapter
 from make.kind_models import (
     LAYER_NORMS,
     MIXED,
@@ -32,8 +30,8 @@ from make.kind_models import (
     VOCAB,
     write_model,
 )
-from make.lent_models import write_pair
-from make.outlier_files import add_outliers, random_entries
+from make.mtp_models import open_streamed, write_pair
+from make.outlier_files import add_outliers, convert_fine, random_entries
 from make.recurrent_models import write_recurrent
 from make.stored import Reader
 from make.streamed_models import make_streamed_gpt2
@@ -177,8 +175,6 @@ def test_contexts_of_several_spans(
 
 
 # ---- sessions ----
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "window"])
 def test_forks_and_files_go_on(made: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     """With other threads, and a context for which rings have other sizes; and going back."""

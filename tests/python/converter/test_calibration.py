@@ -274,8 +274,6 @@ def test_the_bundled_model_is_nearer_at_2_bits(
 
 
 # ---- experts, and every family ----
-
-
 T = TensorType
 BUNDLED = "bundled"
 N_TOKENS = 1024

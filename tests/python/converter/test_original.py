@@ -130,8 +130,6 @@ def test_the_tables_come_in_ranges(
 
 
 # ---- how far: KL, perplexity and agreement from parts of the vocabulary ----
-
-
 N_VOCAB = 61
 LOGITS: dict[str, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "normal": lambda x: x,
@@ -205,8 +203,6 @@ def test_the_first_of_equal_logits_is_the_likeliest() -> None:
 
 
 # ---- sensitivity, against one changed model at a time, computed from the start ----
-
-
 TYPES = (Dtype.Q2, Dtype.Q4)
 SENSITIVE: dict[str, Callable[[Path], Path]] = {
     "llama": lambda folder: tiny_checkpoints.make_llama(folder, n_layers=3),
