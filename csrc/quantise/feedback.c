@@ -89,7 +89,7 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_ord
         for (size_t r = 0; r < QSF_TILE_ROWS; r++)
             is_sane &= from[r] - from[r] == 0.0F; /* finite */
     }
-    if (!is_sane || !qsf_fit_block(job, run->col, &x, fits))
+    if (!is_sane || !qsf_fit_block(job, row, run->col, &x, fits))
         return false;
     /* The rounded values may overwrite the values: those are not needed any more. */
     job->rounder->feedback_block(range, fits, qsf_part_cols(job), factor, job->n_cols, run->first,
@@ -106,6 +106,10 @@ qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, co
     for (size_t row = 0; row < job->n_rows; row += QSF_FEEDBACK_ROWS) {
         block_order run;
         load_work(job, row, order, work);
+        for (size_t t = row; t < job->n_rows && t < row + QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
+            if (!qsf_begin_tiles(job, t))
+                return qsf_fail_at_row(job, t);
+        }
         for (size_t k = 0; k < n_cols; k += run.width) {
             read_block_order(order, n_cols, k, &run);
             job->rounder->feedback_catch_up(factor, n_cols, k, run.width, work);

@@ -22,7 +22,15 @@ from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
 from qsf.file import layout
-from qsf.file.layout import DATA_ALIGN, TENSOR_HEADER_BYTES, Dtype, Role, TensorType, padded
+from qsf.file.layout import (
+    DATA_ALIGN,
+    HEAD_COLS,
+    TENSOR_HEADER_BYTES,
+    Dtype,
+    Role,
+    TensorType,
+    padded,
+)
 from qsf_converter.calibrate.sensitivity import (
     Sensitivity,
     measure,
@@ -48,7 +56,7 @@ from qsf_converter.sources.families.rules import Place
 
 LAYER_CANDIDATES: Final = (Dtype.Q2_SYM, Dtype.Q2, Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8)
 EMBEDDING_CANDIDATES: Final = (Dtype.Q3, Dtype.Q4_NL, Dtype.Q4, Dtype.Q8, Dtype.F16)
-AUTO_CANDIDATES: Final = (Dtype.Q4_NL, Dtype.Q5_0, Dtype.Q8)  # of all matrices
+AUTO_CANDIDATES: Final = (Dtype.Q4_NL, Dtype.Q4_K, Dtype.Q5_0, Dtype.Q5_K, Dtype.Q8)  # of all
 
 # Matrices of a layer that get more bits without a measurement; the others: _MIXED_FALLBACK.
 _MIXED: Final[Mapping[int, Dtype]] = {
@@ -145,7 +153,11 @@ def candidates(
     embeddings: Collection[Dtype] = EMBEDDING_CANDIDATES,
 ) -> dict[str, tuple[Dtype, ...]]:
     return {
-        target.name: tuple(layers if target.is_of_layer else embeddings)
+        target.name: tuple(
+            dtype
+            for dtype in (layers if target.is_of_layer else embeddings)
+            if target.n_cols % HEAD_COLS.get(dtype, 1) == 0
+        )
         for target in targets
         if target.has_choice
     }

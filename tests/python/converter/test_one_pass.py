@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from make import tiny_checkpoints
+from oracle.kept_tiles import decode_tiles
 from qsf import Model
 from qsf.errors import QsfArgumentError, QsfConversionError
 from qsf.evaluate.evaluation import evaluate
@@ -22,7 +23,6 @@ from qsf_converter.calibrate.type_choice import auto_policy, q4_k_m_bytes, with_
 from qsf_converter.request import Request
 from qsf_converter.rounding.plan import make_plan
 from qsf_converter.rounding.quantisers import quantise_rows
-from qsf_converter.rounding.tiles import dequantise_tiles
 from qsf_converter.sources.source import open_source
 
 TEXT = "Once upon a time there was a little bear who lived near the big river. " * 12
@@ -63,26 +63,26 @@ def test_bytes_are_those_of_q4_k_m(tmp_path: Path) -> None:
         ours = sum(target.n_bytes for target in chosen.targets if target.is_matrix)
         assert 0.97 * theirs < ours <= theirs
         assert {target.dtype for target in chosen.targets if target.is_matrix} == {
-            Dtype.Q4_NL, Dtype.Q5_0, Dtype.Q8
+            Dtype.Q4_NL, Dtype.Q4_K, Dtype.Q5_K, Dtype.Q8
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [Dtype.Q4_NL, Dtype.Q5_0])
+@pytest.mark.parametrize("dtype", [Dtype.Q4_NL, Dtype.Q4_K, Dtype.Q5_0, Dtype.Q5_K])
 def test_wide_inputs_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, dtype: Dtype) -> None:
     """Inputs that move together: what a column loses, its neighbours make up for."""
     rng = np.random.default_rng(3)
     common = rng.standard_normal((512, 4))
-    x = common @ rng.standard_normal((4, 300)) + 0.1 * rng.standard_normal((512, 300))
-    weights = rng.standard_normal((40, 300)).astype(np.float32)
+    x = common @ rng.standard_normal((4, 768)) + 0.1 * rng.standard_normal((512, 768))
+    weights = rng.standard_normal((40, 768)).astype(np.float32)
     errors = {}
-    for part_cols in (128, 4096):
+    for part_cols in (256, 4096):
         monkeypatch.setattr(one_pass, "_PART_COLS", part_cols)
         inputs = one_pass._Input(x.astype(np.float32))
         for part in inputs.parts:
             inputs.factorise(part)
-        assert [part.cols.stop for part in inputs.parts][-1] == 300
+        assert [part.cols.stop for part in inputs.parts][-1] == 768
         rounded = inputs.round(dtype, weights, n_threads=2)
-        again = dequantise_tiles(dtype, rounded.tiles, *weights.shape)
+        again = decode_tiles(dtype, rounded.tiles, *weights.shape)
         np.testing.assert_array_equal(rounded.stored, again)
         errors[len(inputs.parts)] = np.square((rounded.stored - weights) @ x.T).sum()
     plain = np.empty_like(weights)
