@@ -71,8 +71,8 @@ def test_bytes_are_those_of_q4_k_m(tmp_path: Path) -> None:
 def test_wide_inputs_are_rounded_in_parts(monkeypatch: pytest.MonkeyPatch, dtype: Dtype) -> None:
     """Inputs that move together: what a column loses, its neighbours make up for."""
     rng = np.random.default_rng(3)
-    common = rng.standard_normal((512, 4))
-    x = common @ rng.standard_normal((4, 768)) + 0.1 * rng.standard_normal((512, 768))
+    common = rng.standard_normal((2048, 4))
+    x = common @ rng.standard_normal((4, 768)) + 0.1 * rng.standard_normal((2048, 768))
     weights = rng.standard_normal((40, 768)).astype(np.float32)
     errors = {}
     for part_cols in (256, 4096):
