@@ -144,7 +144,8 @@ static inline lanes in_steps(const qsf_code_range *range, lanes v, const float *
     return lanes_mul(n, step);
 }
 
-/* Tries a scale and a min, rounded to what is stored; keeps them in each row where they reduce the loss. */
+/* Tries a scale and a min, rounded to what is stored; keeps them in each row where they reduce the
+ * loss. */
 static inline void try_scale(search *s, lanes scale, lanes min)
 {
     const qsf_code_range *const range = s->range;
@@ -153,9 +154,9 @@ static inline void try_scale(search *s, lanes scale, lanes min)
     scale = steps == NULL ? lanes_round_f16(scale) : in_steps(range, scale, steps);
     lanes off;
     if (range->has_min) {
-        min = steps == NULL ? lanes_round_f16(min)
-                            : lanes_sub(zero, in_steps(range, lanes_sub(zero, min),
-                                                       steps + QSF_TILE_ROWS));
+        min = steps == NULL
+                  ? lanes_round_f16(min)
+                  : lanes_sub(zero, in_steps(range, lanes_sub(zero, min), steps + QSF_TILE_ROWS));
         off = lanes_sub(min, s->centre);
     } else {
         off = lanes_mul(scale, lanes_set(range->half));

@@ -424,14 +424,10 @@ def _steps(item: _Item) -> list[tuple[float, int, int]]:
     return steps
 
 
-def _fill(
-    items: Sequence[_Item], budget_bytes: int, fixed: int, option: int
-) -> list[int] | None:
+def _fill(items: Sequence[_Item], budget_bytes: int, fixed: int, option: int) -> list[int] | None:
     """Take steps of the hulls, best first, while they fit; item ``fixed`` has the given option."""
     chosen = [option if i == fixed else 0 for i in range(len(items))]
-    left = budget_bytes - sum(
-        int(item.n_bytes[k]) for item, k in zip(items, chosen, strict=True)
-    )
+    left = budget_bytes - sum(int(item.n_bytes[k]) for item, k in zip(items, chosen, strict=True))
     if left < 0:
         return None
     steps = [

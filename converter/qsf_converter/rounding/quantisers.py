@@ -1,7 +1,8 @@
 """The rounding of every quantisation type: choice of codes, scales and mins.
 
-Scales and mins belong to a block of 64 values of a row, of q5_0, q4_k and q5_k to 32. The arithmetic is in C
-(csrc/quantise/); here are its rules, and the errors for values that cannot be stored.
+Scales and mins belong to a block of 64 values of a row, of q5_0, q4_k and q5_k to 32. The
+arithmetic is in C (csrc/quantise/); here are its rules, and the errors for values that cannot be
+stored.
 
 Rule ``nearest`` is the simplest one, for comparison. w is a value of the block, amax the largest
 |w|:

@@ -157,7 +157,7 @@ def test_large_models_are_solved_well(
 
 
 def test_a_large_table_is_not_left_behind() -> None:
-    """Its step saves a little less a byte than those of all others, and is more than what is left."""
+    """A byte of its step saves a little less than one of all others, which leave too few."""
     targets = [matrix(idx, 64, 64) for idx in range(20)]
     table = matrix(20, 640, 640)
     costs = {target.name: {Dtype.Q2: 1.0, Dtype.Q4: 0.0} for target in targets}
