@@ -11,6 +11,7 @@
 #include "base/status.h"
 
 #define EXPONENT_BITS 0x7F800000U
+#define RANGE_SLACK 1.1F /* the search narrows ranges by as much */
 
 static inline uint32_t bits_of(float value)
 {
@@ -74,34 +75,45 @@ static uint32_t steps_of(float value, float step)
     return n < 63.0F ? (uint32_t)n : 63;
 }
 
-bool qsf_begin_tiles(const qsf_rounding_job *job, size_t row)
+/* Raises the steps of a head that 63 of, times `slack`, do not reach a scale or a min. */
+static bool raise_steps(const qsf_fit *fit, float slack, unsigned char *head)
+{
+    bool is_raised = false;
+    for (size_t i = 0; i < 2 * (size_t)QSF_TILE_ROWS; i++) {
+        const size_t r = i % QSF_TILE_ROWS;
+        const float value = i == r ? fit->scales[r] : -fit->mins[r], step = value / 63.0F;
+        if (value <= slack * 63.0F * qsf_half_to_float(qsf_load_u16(head + 2 * i)))
+            continue;
+        const uint16_t half = qsf_half_from_float(step);
+        qsf_store_u16(head + 2 * i, (uint16_t)(half + (qsf_half_to_float(half) < step)));
+        is_raised = true;
+    }
+    return is_raised;
+}
+
+bool qsf_begin_tiles(const qsf_rounding_job *job, size_t row, bool has_steps)
 {
     const qsf_form form = qsf_form_of(job->how->dtype);
+    const size_t steps_bytes = has_steps ? 4 * (size_t)QSF_TILE_ROWS : 0;
     qsf_tile_floats x;
     qsf_fit fit;
     for (size_t col = 0; form.scales == QSF_SCALES_6BIT && col < job->n_cols; col += QSF_BLOCK) {
         unsigned char *const head = head_at(job, row, col);
         if (col % (QSF_BLOCK * qsf_tiles_per_head(form)) == 0)
-            memset(head, 0, qsf_codes_off(form));
+            memset(head + steps_bytes, 0, qsf_codes_off(form) - steps_bytes);
         if (!qsf_load_tile(job, row, col, &x))
             return false;
-        for (size_t c = 0; c < QSF_BLOCK; c += form.scale_cols) {
+        for (size_t c = 0; c < QSF_BLOCK && !has_steps; c += form.scale_cols) {
             const qsf_fit_input in = {.x = x.at + c, .width = form.scale_cols};
             job->rounder->fit_nearest(qsf_code_range_of(job->how->dtype), &in, &fit);
-            for (size_t i = 0; i < 2 * (size_t)QSF_TILE_ROWS; i++) {
-                const size_t r = i % QSF_TILE_ROWS;
-                const float step = (i == r ? fit.scales[r] : -fit.mins[r]) / 63.0F;
-                const uint16_t half = qsf_half_from_float(step);
-                const uint16_t up = (uint16_t)(half + (qsf_half_to_float(half) < step));
-                if (up > qsf_load_u16(head + 2 * i))
-                    qsf_store_u16(head + 2 * i, up);
-            }
+            raise_steps(&fit, 1.0F, head);
         }
     }
     return true;
 }
 
-static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, qsf_fit *fit)
+static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, unsigned char *head,
+                     qsf_fit *fit)
 {
     const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
     job->rounder->fit_nearest(range, in, fit);
@@ -109,6 +121,8 @@ static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, qsf_f
         if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
             return false;
     }
+    if (in->steps != NULL && job->must_repeat != NULL)
+        *job->must_repeat |= raise_steps(fit, RANGE_SLACK, head);
     if (job->how->rule == QSF_RULE_SEARCH)
         job->rounder->fit_search(range, in, fit);
     for (size_t r = 0; in->steps != NULL && r < QSF_TILE_ROWS; r++) {
@@ -139,7 +153,7 @@ bool qsf_fit_block(const qsf_rounding_job *job, size_t row, size_t col, const qs
                             .width = width - c < part_cols ? width - c : part_cols,
                             .steps = has_steps ? steps : NULL};
         set_weights(weights != NULL ? weights + col + c : NULL, in.width, in.weights);
-        if (!fit_part(job, &in, &fits[part]))
+        if (!fit_part(job, &in, head_at(job, row, col), &fits[part]))
             return false;
     }
     return true;
@@ -227,7 +241,7 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
     qsf_fit fits[QSF_FIT_PARTS];
     const size_t part_cols = qsf_part_cols(job);
     for (size_t row = 0; row < job->n_rows; row += QSF_TILE_ROWS) {
-        if (!qsf_begin_tiles(job, row))
+        if (!qsf_begin_tiles(job, row, false))
             return qsf_fail_at_row(job, row);
         for (size_t col = 0; col < job->n_cols; col += QSF_BLOCK) {
             if (!qsf_load_tile(job, row, col, &x))
@@ -253,7 +267,7 @@ qsf_status qsf_quantise_rows(const qsf_rounding *how, const float *rows, size_t 
                              size_t n_cols, void *tiles, size_t cap_bytes, float *stored,
                              qsf_rounding_sums *sums)
 {
-    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
+    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums, NULL};
     QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
     return qsf_quantise_job(&job);
 }

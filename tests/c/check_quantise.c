@@ -65,8 +65,8 @@ static qsf_status run(qsf_isa isa, const qsf_rounding *how, size_t n_rows, size_
 {
     memset(out, GUARD, sizeof *out);
     out->sums = (qsf_rounding_sums){0};
-    const qsf_rounding_job job = {qsf_rounder_of(isa), how,         rows,      n_rows, n_cols,
-                                  out->tiles,          out->stored, &out->sums};
+    const qsf_rounding_job job = {qsf_rounder_of(isa), how,         rows,       n_rows, n_cols,
+                                  out->tiles,          out->stored, &out->sums, NULL};
     return is_fed ? qsf_feedback_job(&job, factor, order, work) : qsf_quantise_job(&job);
 }
 
