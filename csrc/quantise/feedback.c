@@ -9,6 +9,8 @@
 #include "base/status.h"
 #include "quantise/quantise.h"
 
+#define MOST_REPEATS 4
+
 /* The columns of one block, in the caller's order. */
 typedef struct block_order {
     size_t first; /* place of its first column in the order */
@@ -89,7 +91,7 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_ord
         for (size_t r = 0; r < QSF_TILE_ROWS; r++)
             is_sane &= from[r] - from[r] == 0.0F; /* finite */
     }
-    if (!is_sane || !qsf_fit_block(job, run->col, &x, fits))
+    if (!is_sane || !qsf_fit_block(job, row, run->col, &x, fits))
         return false;
     /* The rounded values may overwrite the values: those are not needed any more. */
     job->rounder->feedback_block(range, fits, qsf_part_cols(job), factor, job->n_cols, run->first,
@@ -98,21 +100,41 @@ static bool round_block(const qsf_rounding_job *job, size_t row, const block_ord
     return true;
 }
 
+/* Rounds up to 64 rows; has_steps: see qsf_begin_tiles(). */
+static qsf_status round_band(const qsf_rounding_job *job, size_t row, bool has_steps,
+                             const float *factor, const int32_t *order, float *work)
+{
+    const size_t n_cols = job->n_cols;
+    block_order run;
+    load_work(job, row, order, work);
+    for (size_t t = row; t < job->n_rows && t < row + QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
+        if (!qsf_begin_tiles(job, t, has_steps))
+            return qsf_fail_at_row(job, t);
+    }
+    for (size_t k = 0; k < n_cols; k += run.width) {
+        read_block_order(order, n_cols, k, &run);
+        job->rounder->feedback_catch_up(factor, n_cols, k, run.width, work);
+        for (size_t t = 0; t < QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
+            if (row + t < job->n_rows && !round_block(job, row + t, &run, factor, work + t))
+                return qsf_fail_at_row(job, row + t);
+        }
+    }
+    return QSF_OK;
+}
+
 qsf_status qsf_feedback_job(const qsf_rounding_job *job, const float *factor, const int32_t *order,
                             float *work)
 {
-    const size_t n_cols = job->n_cols;
-    QSF_TRY(check_order(order, factor, n_cols));
+    QSF_TRY(check_order(order, factor, job->n_cols));
     for (size_t row = 0; row < job->n_rows; row += QSF_FEEDBACK_ROWS) {
-        block_order run;
-        load_work(job, row, order, work);
-        for (size_t k = 0; k < n_cols; k += run.width) {
-            read_block_order(order, n_cols, k, &run);
-            job->rounder->feedback_catch_up(factor, n_cols, k, run.width, work);
-            for (size_t t = 0; t < QSF_FEEDBACK_ROWS; t += QSF_TILE_ROWS) {
-                if (row + t < job->n_rows && !round_block(job, row + t, &run, factor, work + t))
-                    return qsf_fail_at_row(job, row + t);
-            }
+        const qsf_rounding_sums before = *job->sums;
+        qsf_rounding_job band = *job;
+        bool must_repeat = true; /* what columns compensate for may exceed the range of the rows */
+        for (unsigned n = 0; must_repeat; n++) {
+            *job->sums = before;
+            must_repeat = false;
+            band.must_repeat = n < MOST_REPEATS ? &must_repeat : NULL;
+            QSF_TRY(round_band(&band, row, n > 0, factor, order, work));
         }
     }
     return QSF_OK;
@@ -128,7 +150,7 @@ qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows, size_t 
                              size_t cap_floats, void *tiles, size_t cap_bytes, float *stored,
                              qsf_rounding_sums *sums)
 {
-    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
+    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums, NULL};
     QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
     QSF_FAIL_IF(factor == NULL || order == NULL || work == NULL, ARG,
                 "factor, order or work is NULL");

@@ -45,7 +45,8 @@ static inline float ceil_f16(float value)
     return qsf_half_to_float((uint16_t)(half + up)) + 0.0F;
 }
 
-static inline void find_range(const qsf_fit_input *in, lanes *low, lanes *high)
+static inline void find_range(const qsf_code_range *range, const qsf_fit_input *in, lanes *low,
+                              lanes *high)
 {
     *low = *high = lanes_load(in->x[0]);
     for (size_t c = 1; c < in->width; c++) {
@@ -53,6 +54,8 @@ static inline void find_range(const qsf_fit_input *in, lanes *low, lanes *high)
         *low = lanes_min(*low, x);
         *high = lanes_max(*high, x);
     }
+    if (range->is_below)
+        *low = lanes_min(*low, lanes_set(0.0F));
 }
 
 static void fit_nearest(const qsf_code_range *range, const qsf_fit_input *in, qsf_fit *fit)
@@ -61,7 +64,7 @@ static void fit_nearest(const qsf_code_range *range, const qsf_fit_input *in, qs
     lanes high;
     float lows[QSF_LANES];
     float highs[QSF_LANES];
-    find_range(in, &low, &high);
+    find_range(range, in, &low, &high);
     lanes_store(lows, low);
     lanes_store(highs, high);
     for (size_t r = 0; r < QSF_LANES; r++) {
@@ -132,14 +135,28 @@ QSF_FORCED_INLINE code_sums sum_codes(const search *s, const float *levels, lane
     return sums;
 }
 
-/* Tries a scale and a min, rounded to f16; keeps them in each row where they reduce the loss. */
+/* The nearest of 0 .. 63 steps; 0 if the step is */
+static inline lanes in_steps(const qsf_code_range *range, lanes v, const float *steps)
+{
+    const lanes zero = lanes_set(0.0F), step = lanes_load(steps);
+    const lanes inverse = lanes_where_less(zero, step, lanes_div(lanes_set(1.0F), step), zero);
+    const lanes n = nearest_code(range, NULL, lanes_mul(v, inverse), zero, lanes_set(63.0F));
+    return lanes_mul(n, step);
+}
+
+/* Tries a scale and a min, rounded to what is stored; keeps them in each row where they reduce the
+ * loss. */
 static inline void try_scale(search *s, lanes scale, lanes min)
 {
     const qsf_code_range *const range = s->range;
-    scale = lanes_round_f16(scale);
+    const lanes zero = lanes_set(0.0F);
+    const float *const steps = s->in->steps;
+    scale = steps == NULL ? lanes_round_f16(scale) : in_steps(range, scale, steps);
     lanes off;
     if (range->has_min) {
-        min = lanes_round_f16(min);
+        min = steps == NULL
+                  ? lanes_round_f16(min)
+                  : lanes_sub(zero, in_steps(range, lanes_sub(zero, min), steps + QSF_TILE_ROWS));
         off = lanes_sub(min, s->centre);
     } else {
         off = lanes_mul(scale, lanes_set(range->half));
@@ -311,7 +328,7 @@ static void fit_search(const qsf_code_range *range, const qsf_fit_input *in, qsf
     lanes low;
     lanes high;
     const lanes zero = lanes_set(0.0F);
-    find_range(in, &low, &high);
+    find_range(range, in, &low, &high);
     s.range = range;
     s.in = in;
     s.centre = range->has_min ? lanes_mul(lanes_add(low, high), lanes_set(0.5F)) : zero;

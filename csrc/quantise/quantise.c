@@ -11,6 +11,7 @@
 #include "base/status.h"
 
 #define EXPONENT_BITS 0x7F800000U
+#define RANGE_SLACK 1.1F /* the search narrows ranges by as much */
 
 static inline uint32_t bits_of(float value)
 {
@@ -58,7 +59,61 @@ static void set_weights(const float *weights, size_t width, float *out)
         out[c] = largest > 0.0F ? weights[c] / largest : 1.0F;
 }
 
-static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, qsf_fit *fit)
+/* Returns the tiles that have their scales in common with that at a row and column. */
+static unsigned char *head_at(const qsf_rounding_job *job, size_t row, size_t col)
+{
+    const size_t n_blocks = (job->n_cols + QSF_BLOCK - 1) / QSF_BLOCK, block = col / QSF_BLOCK;
+    const qsf_form form = qsf_form_of(job->how->dtype);
+    const size_t first = row / QSF_TILE_ROWS * n_blocks + block - block % qsf_tiles_per_head(form);
+    return job->tiles + first * form.tile_bytes;
+}
+
+/* Returns the integer of a scale or of a min, both >= 0. */
+static uint32_t steps_of(float value, float step)
+{
+    const float n = step > 0.0F ? value / step + 0.5F : 0.0F;
+    return n < 63.0F ? (uint32_t)n : 63;
+}
+
+/* Raises the steps of a head that 63 of, times `slack`, do not reach a scale or a min. */
+static bool raise_steps(const qsf_fit *fit, float slack, unsigned char *head)
+{
+    bool is_raised = false;
+    for (size_t i = 0; i < 2 * (size_t)QSF_TILE_ROWS; i++) {
+        const size_t r = i % QSF_TILE_ROWS;
+        const float value = i == r ? fit->scales[r] : -fit->mins[r], step = value / 63.0F;
+        if (value <= slack * 63.0F * qsf_half_to_float(qsf_load_u16(head + 2 * i)))
+            continue;
+        const uint16_t half = qsf_half_from_float(step);
+        qsf_store_u16(head + 2 * i, (uint16_t)(half + (qsf_half_to_float(half) < step)));
+        is_raised = true;
+    }
+    return is_raised;
+}
+
+bool qsf_begin_tiles(const qsf_rounding_job *job, size_t row, bool has_steps)
+{
+    const qsf_form form = qsf_form_of(job->how->dtype);
+    const size_t steps_bytes = has_steps ? 4 * (size_t)QSF_TILE_ROWS : 0;
+    qsf_tile_floats x;
+    qsf_fit fit;
+    for (size_t col = 0; form.scales == QSF_SCALES_6BIT && col < job->n_cols; col += QSF_BLOCK) {
+        unsigned char *const head = head_at(job, row, col);
+        if (col % (QSF_BLOCK * qsf_tiles_per_head(form)) == 0)
+            memset(head + steps_bytes, 0, qsf_codes_off(form) - steps_bytes);
+        if (!qsf_load_tile(job, row, col, &x))
+            return false;
+        for (size_t c = 0; c < QSF_BLOCK && !has_steps; c += form.scale_cols) {
+            const qsf_fit_input in = {.x = x.at + c, .width = form.scale_cols};
+            job->rounder->fit_nearest(qsf_code_range_of(job->how->dtype), &in, &fit);
+            raise_steps(&fit, 1.0F, head);
+        }
+    }
+    return true;
+}
+
+static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, unsigned char *head,
+                     qsf_fit *fit)
 {
     const qsf_code_range *const range = qsf_code_range_of(job->how->dtype);
     job->rounder->fit_nearest(range, in, fit);
@@ -66,14 +121,25 @@ static bool fit_part(const qsf_rounding_job *job, const qsf_fit_input *in, qsf_f
         if (!is_finite(fit->scales[r]) || !is_finite(fit->mins[r]))
             return false;
     }
+    if (in->steps != NULL && job->must_repeat != NULL)
+        *job->must_repeat |= raise_steps(fit, RANGE_SLACK, head);
     if (job->how->rule == QSF_RULE_SEARCH)
         job->rounder->fit_search(range, in, fit);
+    for (size_t r = 0; in->steps != NULL && r < QSF_TILE_ROWS; r++) {
+        const float step = in->steps[r], min_step = in->steps[QSF_TILE_ROWS + r];
+        fit->scales[r] = (float)steps_of(fit->scales[r], step) * step;
+        fit->mins[r] = 0.0F - (float)steps_of(-fit->mins[r], min_step) * min_step;
+    }
     return true;
 }
 
-bool qsf_fit_block(const qsf_rounding_job *job, size_t col, const qsf_tile_floats *x,
+bool qsf_fit_block(const qsf_rounding_job *job, size_t row, size_t col, const qsf_tile_floats *x,
                    qsf_fit fits[QSF_FIT_PARTS])
 {
+    float steps[2 * QSF_TILE_ROWS];
+    const bool has_steps = qsf_form_of(job->how->dtype).scales == QSF_SCALES_6BIT;
+    for (size_t i = 0; has_steps && i < 2 * (size_t)QSF_TILE_ROWS; i++)
+        steps[i] = qsf_half_to_float(qsf_load_u16(head_at(job, row, col) + 2 * i));
     const float *const weights = job->how->weights;
     const size_t width = qsf_block_width(job->n_cols, col), part_cols = qsf_part_cols(job);
     memset(fits, 0, QSF_FIT_PARTS * sizeof *fits); /* of the parts past the last column */
@@ -83,9 +149,11 @@ bool qsf_fit_block(const qsf_rounding_job *job, size_t col, const qsf_tile_float
                 fits[part].scales[r] = qsf_half_to_float(qsf_half_from_float(job->how->scale));
             continue;
         }
-        qsf_fit_input in = {.x = x->at + c, .width = width - c < part_cols ? width - c : part_cols};
+        qsf_fit_input in = {.x = x->at + c,
+                            .width = width - c < part_cols ? width - c : part_cols,
+                            .steps = has_steps ? steps : NULL};
         set_weights(weights != NULL ? weights + col + c : NULL, in.width, in.weights);
-        if (!fit_part(job, &in, &fits[part]))
+        if (!fit_part(job, &in, head_at(job, row, col), &fits[part]))
             return false;
     }
     return true;
@@ -115,12 +183,8 @@ static void add_losses(const qsf_rounding_job *job, const qsf_tile_floats *sourc
     }
 }
 
-static unsigned char *tile_at(const qsf_rounding_job *job, size_t row, size_t col)
-{
-    const size_t n_blocks = (job->n_cols + QSF_BLOCK - 1) / QSF_BLOCK;
-    const size_t tile_idx = row / QSF_TILE_ROWS * n_blocks + col / QSF_BLOCK;
-    return job->tiles + tile_idx * qsf_dtype_tile_bytes(job->how->dtype);
-}
+static void pack_tile(const qsf_rounding_job *job, size_t row, size_t col,
+                      const qsf_tile_floats *codes, const qsf_fit *fits);
 
 static void put_stored(const qsf_rounding_job *job, size_t row, size_t col, size_t n_rows,
                        size_t width, const qsf_tile_floats *stored)
@@ -138,7 +202,7 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
 {
     const size_t n_rows = n_rows_here(job, row);
     const size_t width = qsf_block_width(job->n_cols, col);
-    qsf_pack_tile(job->how->dtype, codes, fits, n_rows, width, tile_at(job, row, col));
+    pack_tile(job, row, col, codes, fits);
     put_stored(job, row, col, n_rows, width, stored);
     add_losses(job, source, stored, n_rows, width);
 }
@@ -147,7 +211,7 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
 static bool put_floats(const qsf_rounding_job *job, size_t row, size_t col,
                        const qsf_tile_floats *x)
 {
-    unsigned char *const tile = tile_at(job, row, col);
+    unsigned char *const tile = head_at(job, row, col);
     qsf_tile_floats stored = *x;
     bool ok = true;
     if (job->how->dtype == QSF_DTYPE_F16) {
@@ -177,6 +241,8 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
     qsf_fit fits[QSF_FIT_PARTS];
     const size_t part_cols = qsf_part_cols(job);
     for (size_t row = 0; row < job->n_rows; row += QSF_TILE_ROWS) {
+        if (!qsf_begin_tiles(job, row, false))
+            return qsf_fail_at_row(job, row);
         for (size_t col = 0; col < job->n_cols; col += QSF_BLOCK) {
             if (!qsf_load_tile(job, row, col, &x))
                 return qsf_fail_at_row(job, row);
@@ -185,7 +251,7 @@ qsf_status qsf_quantise_job(const qsf_rounding_job *job)
                     return qsf_fail_at_row(job, row);
                 continue;
             }
-            if (!qsf_fit_block(job, col, &x, fits))
+            if (!qsf_fit_block(job, row, col, &x, fits))
                 return qsf_fail_at_row(job, row);
             const size_t width = qsf_block_width(job->n_cols, col);
             for (size_t c = 0, part = 0; c < width; c += part_cols, part++)
@@ -201,7 +267,7 @@ qsf_status qsf_quantise_rows(const qsf_rounding *how, const float *rows, size_t 
                              size_t n_cols, void *tiles, size_t cap_bytes, float *stored,
                              qsf_rounding_sums *sums)
 {
-    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums};
+    qsf_rounding_job job = {NULL, how, rows, n_rows, n_cols, tiles, stored, sums, NULL};
     QSF_TRY(qsf_rounding_job_begin(&job, cap_bytes));
     return qsf_quantise_job(&job);
 }
@@ -211,6 +277,9 @@ static qsf_status check_rounding(const qsf_rounding *how, size_t n_cols)
     QSF_FAIL_IF(qsf_dtype_tile_bytes(how->dtype) == 0, ARG, "type %u has no tiles", how->dtype);
     QSF_FAIL_IF(qsf_dtype_is_quantised(how->dtype) && qsf_code_range_of(how->dtype) == NULL, ARG,
                 "nothing is rounded to %s, it is only kept", qsf_dtype_name(how->dtype));
+    QSF_FAIL_IF(n_cols % (QSF_BLOCK * qsf_tiles_per_head(qsf_form_of(how->dtype))) != 0 &&
+                    qsf_tiles_per_head(qsf_form_of(how->dtype)) > 1,
+                ARG, "%zu columns are no whole blocks of %s", n_cols, qsf_dtype_name(how->dtype));
     QSF_FAIL_IF(how->rule > QSF_RULE_SCALE, ARG, "rule is %u; it must be 0 to %d", how->rule,
                 QSF_RULE_SCALE);
     if (how->rule == QSF_RULE_SCALE) {
@@ -371,15 +440,40 @@ static void put_halves(const float *values, size_t n_rows, unsigned char *out)
         qsf_store_u16(out + 2 * r, r < n_rows ? qsf_half_from_float(values[r]) : 0);
 }
 
-void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fits, size_t n_rows,
-                   size_t n_cols, unsigned char *tile)
+/* Adds the integers of part i of a head, which are 0 so far (kernels/part_scales.h). */
+static void put_steps(const qsf_fit *fit, size_t n_rows, size_t i, unsigned char *head)
 {
-    const qsf_form form = qsf_form_of(dtype);
-    unsigned char *const out = tile + qsf_codes_off(form);
+    for (size_t r = 0; r < n_rows; r++) {
+        const float step = qsf_half_to_float(qsf_load_u16(head + 2 * r));
+        const float min_step = qsf_half_to_float(qsf_load_u16(head + 32 + 2 * r));
+        const uint32_t scale = steps_of(fit->scales[r], step);
+        const uint32_t min = steps_of(-fit->mins[r], min_step);
+        unsigned char *const to = head + 64 + i % 4 * QSF_TILE_ROWS + r;
+        to[0] |= (unsigned char)(i < 4 ? scale : scale >> 4 << 6);
+        to[64] |= (unsigned char)(i < 4 ? min : min >> 4 << 6);
+        if (i >= 4)
+            to[128] = (unsigned char)((scale & 15) | (min & 15) << 4);
+    }
+}
+
+/* Writes a tile. Codes, scales and mins after the last row, and codes after the last column, become
+ * 0. `codes` are integers. */
+static void pack_tile(const qsf_rounding_job *job, size_t row, size_t col,
+                      const qsf_tile_floats *codes, const qsf_fit *fits)
+{
+    const qsf_form form = qsf_form_of(job->how->dtype);
+    const size_t n_rows = n_rows_here(job, row);
+    const size_t b = col / QSF_BLOCK % qsf_tiles_per_head(form);
+    unsigned char *const tile = head_at(job, row, col);
+    unsigned char *const out = tile + qsf_codes_off(form) + b * qsf_code_bytes(form.codes);
     code_words words;
-    gather_words(codes, n_rows, n_cols, &words);
+    gather_words(codes, n_rows, qsf_block_width(job->n_cols, col), &words);
     const size_t n_parts = QSF_BLOCK / form.scale_cols;
     for (size_t p = 0; p < n_parts; p++) {
+        if (form.scales == QSF_SCALES_6BIT) {
+            put_steps(&fits[p], n_rows, n_parts * b + p, tile);
+            continue;
+        }
         put_halves(fits[p].scales, n_rows, tile + 2 * QSF_TILE_ROWS * p);
         if (form.has_min)
             put_halves(fits[p].mins, n_rows, tile + 2 * QSF_TILE_ROWS * (n_parts + p));

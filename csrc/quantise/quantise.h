@@ -19,6 +19,7 @@ typedef struct qsf_rounding_job {
     unsigned char *tiles;
     float *stored; /* [n_rows, n_cols], or NULL */
     qsf_rounding_sums *sums;
+    bool *must_repeat; /* set where steps of scales were too small; NULL: scales are cut there */
 } qsf_rounding_job;
 
 /* Checks the arguments of a public function, whose tiles have cap_bytes; clears the sums and
@@ -47,8 +48,13 @@ static inline size_t qsf_part_cols(const qsf_rounding_job *job)
 /* Loads a tile of the rows, padded with zeros; false if a value is NaN or infinite. */
 bool qsf_load_tile(const qsf_rounding_job *job, size_t row, size_t col, qsf_tile_floats *x);
 
+/* Prepares the tiles of 16 rows: sets the steps of scales that are integers, for 256 columns, from
+ * the range of the rows unless `has_steps`, and those integers to 0. False if a value is NaN or
+ * infinite. */
+bool qsf_begin_tiles(const qsf_rounding_job *job, size_t row, bool has_steps);
+
 /* Finds the scales and mins of a tile, by part; false if one of them does not fit f16. */
-bool qsf_fit_block(const qsf_rounding_job *job, size_t col, const qsf_tile_floats *x,
+bool qsf_fit_block(const qsf_rounding_job *job, size_t row, size_t col, const qsf_tile_floats *x,
                    qsf_fit fits[QSF_FIT_PARTS]);
 
 /* Writes a tile, its values to `stored`, and adds the losses to the sums. `source` is the tile as
@@ -59,8 +65,3 @@ void qsf_put_tile(const qsf_rounding_job *job, size_t row, size_t col, const qsf
 
 /* Returns QSF_ERR_NUMERIC; sums.bad_row becomes the row. */
 qsf_status qsf_fail_at_row(const qsf_rounding_job *job, size_t row);
-
-/* Writes the tile of a quantised type. Codes, scales and mins after n_rows, and codes after
- * n_cols, become 0. `codes` are integers. */
-void qsf_pack_tile(uint32_t dtype, const qsf_tile_floats *codes, const qsf_fit *fits, size_t n_rows,
-                   size_t n_cols, unsigned char *tile);

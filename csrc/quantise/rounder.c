@@ -12,6 +12,8 @@ static const qsf_code_range range_2bit_sym = {.low = -2,
 static const qsf_code_range range_2bit = {.high = 3, .has_min = true};
 static const qsf_code_range range_3bit = {.high = 7, .has_min = true};
 static const qsf_code_range range_4bit = {.high = 15, .has_min = true};
+static const qsf_code_range range_q4_k = {.high = 15, .has_min = true, .is_below = true};
+static const qsf_code_range range_q5_k = {.high = 31, .has_min = true, .is_below = true};
 static const qsf_code_range range_ternary = {
     .low = -1, .high = 1, .zero = 1, .reach = 1, .is_even = true, .is_exact = true};
 static const qsf_code_range range_8bit = {
@@ -33,6 +35,8 @@ static const qsf_code_range *const range_by_dtype[QSF_DTYPE_COUNT] = {
     [QSF_DTYPE_4BIT_SYM] = &range_4bit_sym,
     [QSF_DTYPE_4BIT_NL] = &range_4bit_nl,
     [QSF_DTYPE_Q5_0] = &range_q5_0,
+    [QSF_DTYPE_Q4_K] = &range_q4_k,
+    [QSF_DTYPE_Q5_K] = &range_q5_k,
 };
 
 const qsf_code_range *qsf_code_range_of(uint32_t dtype)

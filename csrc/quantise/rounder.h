@@ -28,6 +28,7 @@ typedef struct qsf_code_range {
     float half;  /* off / scale, for a type without a min */
     float reach; /* largest |value| / scale that is rounded by at most half a scale */
     bool has_min;
+    bool is_below; /* no min is above 0 */
     bool is_even;  /* symmetric: for each value v also -v, so the sign of a scale is free */
     bool is_exact; /* so few magnitudes that sorting finds the best scale */
 } qsf_code_range;
@@ -43,7 +44,8 @@ typedef struct qsf_tile_floats {
 /* Columns of 16 rows that share scales, and their importance: 0 .. 1, not all 0. */
 typedef struct qsf_fit_input {
     const float (*x)[QSF_TILE_ROWS];
-    size_t width; /* columns without padding, 1 .. 64 */
+    size_t width;       /* columns without padding, 1 .. 64 */
+    const float *steps; /* [16] of the scales, [16] of -min, both 0 .. 63 steps; NULL: any f16 */
     float weights[QSF_BLOCK];
 } qsf_fit_input;
 

@@ -53,7 +53,7 @@ T = TensorType
 Group = tuple[TensorType, ...]
 
 _FINE_HEADS: Final = (Dtype.F32, Dtype.F16, Dtype.Q8)  # not worth a pass of the original
-_HEAD_ROWS: Final = 16384  # of the head at once
+HEAD_ROWS: Final = 16384  # of the head at once
 _SAMPLES_AT_ONCE: Final = 8  # in sums
 LEAST_TOKENS: Final = 64  # tokens for fitting that feedback of an expert needs
 _SAMPLES_TO_CHOOSE: Final = 16  # enough samples to choose transforms, and for a tied head
@@ -405,8 +405,8 @@ class Calibration:
         self._advance(sum(target.source_bytes for target in unit.targets))
 
     def _head(self, target: Target, rounding: Rounding) -> Iterator[RoundedPiece]:
-        for start in range(0, target.n_rows, _HEAD_ROWS):
-            piece = Piece(target, start, min(start + _HEAD_ROWS, target.n_rows))
+        for start in range(0, target.n_rows, HEAD_ROWS):
+            piece = Piece(target, start, min(start + HEAD_ROWS, target.n_rows))
             rows = read_rows(piece, self._checkpoint)
             yield as_matrix(piece, self._round(rounding, target, rows))
 

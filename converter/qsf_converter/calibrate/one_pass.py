@@ -11,7 +11,7 @@ columns, which know nothing of each other: a factor takes the cube of its column
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,8 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, TensorType
-from qsf_converter.calibrate.calibration import FEEDBACK, as_matrix, as_vector, refusal
+from qsf.file.layout import HEAD_COLS, Dtype, TensorType
+from qsf_converter.calibrate.calibration import (
+    FEEDBACK,
+    HEAD_ROWS,
+    as_matrix,
+    as_vector,
+    refusal,
+)
 from qsf_converter.calibrate.compensation import (
     DAMPING,
     LEAST_DAMPING,
@@ -34,13 +40,21 @@ from qsf_converter.calibrate.compensation import (
 )
 from qsf_converter.original.layers import Original, for_each
 from qsf_converter.original.weights import Weights
-from qsf_converter.rounding.pieces import Piece, RoundedTensor, RoundedUnit, rounded_units
+from qsf_converter.rounding.pieces import (
+    Piece,
+    RoundedPiece,
+    RoundedTensor,
+    RoundedUnit,
+    read_rows,
+    rounded_units,
+)
 from qsf_converter.rounding.plan import Plan, PlannedUnit, Target
 from qsf_converter.rounding.quantisers import ErrorSums, UnrepresentableError, feedback_rows
-from qsf_converter.rounding.tiles import BLOCK, TILE_ROWS, bits_per_weight
+from qsf_converter.rounding.tiles import TILE_ROWS, bits_per_weight
 from qsf_converter.sources.checkpoint import Checkpoint, Float32Array
+from qsf_converter.sources.families.rules import Place
 
-_PART_COLS: Final = 32 * BLOCK  # of an input, that make up for one another's errors
+_PART_COLS: Final = 2048  # of an input, that make up for one another's errors
 _COARSE_BITS: Final = 8  # types of more bits lose nothing that feedback could mend
 
 
@@ -69,7 +83,8 @@ class _Input:
     def __init__(self, y: Float32Array) -> None:
         n_inputs = y.shape[1]
         n_parts = -(-n_inputs // _PART_COLS)
-        width = -(-n_inputs // n_parts // BLOCK) * BLOCK
+        whole = max(HEAD_COLS.values())
+        width = -(-n_inputs // n_parts // whole) * whole
         starts = range(0, n_inputs, width)
         self.y = y
         self.parts = [_Part(slice(at, min(at + width, n_inputs))) for at in starts]
@@ -135,12 +150,16 @@ class OnePass:
         plain: list[PlannedUnit] = []
         x = self._original.embed(self._tokens)
         for unit in self._plan.units:
-            if unit.id not in layers:
+            if unit.id not in layers and unit.place is not Place.FINAL:
                 plain.append(unit)
                 continue
             yield from self._plainly(plain)
             plain = []
-            tensors, x = self._layer(unit, x)
+            tensors: Iterable[RoundedTensor]
+            if unit.place is Place.FINAL:
+                tensors = self._final(unit, x)
+            else:
+                tensors, x = self._layer(unit, x)
             yield RoundedUnit(unit, tensors)
             self._advance(sum(target.source_bytes for target in unit.targets))
         yield from self._plainly(plain)
@@ -183,6 +202,26 @@ class OnePass:
         )
         return [self._tensor(target, weights, inputs) for target in unit.targets], after
 
+    def _final(self, unit: PlannedUnit, x: Float32Array) -> Iterator[RoundedTensor]:
+        vectors = self._original.vectors(unit.id)
+        y = self._original.final_norm(vectors, x)
+        one = _Input(y.reshape(-1, y.shape[-1]))
+        for part in one.parts:
+            one.factorise(part)
+        for target in unit.targets:
+            kind = target.rule.target
+            assert kind is not None
+            if target.is_vector:
+                yield RoundedTensor(target, (as_vector(target, vectors[kind]),))
+            else:
+                action = FEEDBACK if _is_fed(target) else None
+                yield RoundedTensor(target, self._head(target, one), action)
+
+    def _head(self, target: Target, one: _Input) -> Iterator[RoundedPiece]:
+        for start in range(0, target.n_rows, HEAD_ROWS):
+            piece = Piece(target, start, min(start + HEAD_ROWS, target.n_rows))
+            yield self._rounded(piece, read_rows(piece, self._checkpoint), one)
+
     def _tensor(
         self, target: Target, weights: Weights, inputs: Mapping[TensorType, _Input]
     ) -> RoundedTensor:
@@ -190,14 +229,19 @@ class OnePass:
         assert kind is not None  # only learned positions have none
         if target.is_vector:
             return RoundedTensor(target, (as_vector(target, weights[kind]),))
-        is_fed = kind in inputs and bits_per_weight(target.dtype) < _COARSE_BITS
+        piece = self._rounded(Piece.whole(target), weights[kind], inputs.get(kind))
+        is_fed = kind in inputs and _is_fed(target)
+        return RoundedTensor(target, (piece,), FEEDBACK if is_fed else None)
+
+    def _rounded(self, piece: Piece, rows: Float32Array, one: _Input | None) -> RoundedPiece:
+        target = piece.target
         try:
-            rounded = (
-                inputs[kind].round(target.dtype, weights[kind], self._n_threads)
-                if is_fed
-                else round_plainly(target, weights[kind])
-            )
+            if one is None or not _is_fed(target):
+                return as_matrix(piece, round_plainly(target, rows))
+            return as_matrix(piece, one.round(target.dtype, rows, self._n_threads))
         except UnrepresentableError as error:
             raise refusal(target, error) from error
-        piece = as_matrix(Piece.whole(target), rounded)
-        return RoundedTensor(target, (piece,), FEEDBACK if is_fed else None)
+
+
+def _is_fed(target: Target) -> bool:
+    return bits_per_weight(target.dtype) < _COARSE_BITS

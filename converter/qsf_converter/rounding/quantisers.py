@@ -1,7 +1,8 @@
 """The rounding of every quantisation type: choice of codes, scales and mins.
 
-Scales and mins belong to a block of 64 values of a row, of q5_0 to 32. The arithmetic is in C
-(csrc/quantise/); here are its rules, and the errors for values that cannot be stored.
+Scales and mins belong to a block of 64 values of a row, of q5_0, q4_k and q5_k to 32. The
+arithmetic is in C (csrc/quantise/); here are its rules, and the errors for values that cannot be
+stored.
 
 Rule ``nearest`` is the simplest one, for comparison. w is a value of the block, amax the largest
 |w|:
@@ -10,6 +11,9 @@ Rule ``nearest`` is the simplest one, for comparison. w is a value of the block,
 - 8-bit: ``scale = amax / 127``; 2-bit symmetric: ``amax / 1.5``; ternary: ``amax``
 - 4-bit symmetric: ``scale = -w / 8``, q5_0: ``-w / 16``, of the w with |w| = amax: one
 end of the range is exact, the other may lose up to one step
+
+The scales and mins of q4_k and q5_k, whose rows are whole blocks of 256 values, are 0 to 63 of an
+f16 each that 256 values have in common: rule ``nearest`` sets these two. No min is above 0.
 
 A min is rounded to the nearest f16, a scale up to the next: the codes then span the block, and a
 tiny range becomes the smallest f16 instead of vanishing.

@@ -154,7 +154,7 @@ def test_the_bytes_do_not_depend_on_threads_or_ranges_of_the_head(
 ) -> None:
     one = data_of(made(name), n_threads=1)
     assert data_of(made(name), n_threads=2) == one
-    monkeypatch.setattr(calibration_module, "_HEAD_ROWS", 640)
+    monkeypatch.setattr(calibration_module, "HEAD_ROWS", 640)
     assert data_of(made(name), n_threads=1) == one
 
 

@@ -98,6 +98,7 @@ def test_all_up_to_the_limit_is_stored(dtype: Dtype, n_cols: int, kind: str, see
         (Dtype.Q2, 0.206, 0.104), (Dtype.Q2_SYM, 0.26, 0.115), (Dtype.TERNARY, 0.53, 0.187),
         (Dtype.TERNARY_DENSE, 0.53, 0.187), (Dtype.Q3, 0.038, 0.0275), (Dtype.Q4, 0.0083, 0.0068),
         (Dtype.Q4_SYM, 0.0093, 0.0083), (Dtype.Q5_0, 0.0019, 0.0017), (Dtype.Q8, 3.7e-5, 3.2e-5),
+        (Dtype.Q4_K, 0.0065, 0.0052), (Dtype.Q5_K, 0.0015, 0.0013),
     ],
 )  # fmt: skip
 def test_loss_on_normal_weights(dtype: Dtype, plain: float, most: float) -> None:
@@ -128,6 +129,31 @@ def spread_rows(kind: str, n_rows: int, n_cols: int, rng: np.random.Generator) -
 
 
 SPREADS = ["normal", "laplace", "t", "two", "shifted", "outlier"]
+
+
+@given(
+    dtype=st.sampled_from([Dtype.Q4_K, Dtype.Q5_K]),
+    n_rows=st.sampled_from([1, 16, 17]),
+    kind=st.sampled_from(SPREADS),
+    exponent=st.integers(-8, 8),
+    seed=st.integers(0, 2**32),
+)
+def test_scales_and_mins_are_integers_for_256_columns(
+    dtype: Dtype, n_rows: int, kind: str, exponent: int, seed: int
+) -> None:
+    rows = spread_rows(kind, n_rows, 512, np.random.default_rng(seed)) * np.float32(10.0**exponent)
+    if exponent < -4 or np.abs(rows).max() > LIMITS[Dtype.Q4]:
+        rows = rows / np.abs(rows).max()
+    losses = {}
+    for rule in ("nearest", "search"):
+        stored = np.empty_like(rows)
+        tiles = quantise_rows(dtype, rows, rule=cast("Rule", rule), stored=stored)
+        np.testing.assert_array_equal(stored, decode_tiles(dtype, tiles, *rows.shape))
+        losses[rule] = weighted_losses(rows, stored, np.ones(512))
+    assert (losses["search"] <= losses["nearest"] * (1 + 1e-5)).all()
+    assert losses["search"].sum() < 0.02 * np.square(rows.astype(np.float64)).sum()
+    with pytest.raises(QsfArgumentError, match="300 columns are no whole blocks"):
+        quantise_rows(dtype, np.ascontiguousarray(rows[:, :300]))
 
 
 @given(

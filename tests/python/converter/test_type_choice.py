@@ -99,12 +99,16 @@ def problems(draw: st.DrawFn) -> tuple[list[Target], Costs, int]:
 
 
 @given(problems())
-def test_no_choice_within_the_budget_is_better(problem: tuple[list[Target], Costs, int]) -> None:
+def test_no_choice_is_better_by_more_than_a_matrix(
+    problem: tuple[list[Target], Costs, int],
+) -> None:
     targets, costs, budget_bytes = problem
     found = assign(targets, costs, budget_bytes)
     best = best_cost(targets, costs, budget_bytes)
-    assert found.cost == pytest.approx(best, rel=1e-8, abs=1e-12)
-    assert found.bound == found.cost
+    spans = [max(of.values()) - min(of.values()) for of in costs.values()]
+    assert best - 1e-9 <= found.cost <= best + max(spans) + 1e-9
+    if len(targets) == 1:
+        assert found.cost == best
     chosen = [(t, found.dtypes[t.name]) for t in targets]
     assert found.n_bytes == sum(data_bytes(t, dtype) for t, dtype in chosen) <= budget_bytes
     assert found.cost == pytest.approx(sum(costs[t.name][dtype] for t, dtype in chosen))
@@ -131,14 +135,13 @@ def budget_at(targets: list[Target], bits_per_weight: float) -> int:
 
 
 @pytest.mark.parametrize("bits_per_weight", [2.26, 3.5, 4.85, 9.0])
-def test_large_models_are_solved_exactly(
+def test_large_models_are_solved_well(
     large: tuple[list[Target], Costs], bits_per_weight: float
 ) -> None:
     targets, costs = large
     budget_bytes = budget_at(targets, bits_per_weight)
     found = assign(targets, costs, budget_bytes)
     assert found.n_bytes <= budget_bytes
-    assert found.bound == found.cost
     # A price of a byte, whichever, proves a bound of all choices; the best price is near.
     n_bytes = np.array([[data_bytes(t, dtype) for dtype in TYPES] for t in targets])
     values = np.array([[costs[t.name][dtype] for dtype in TYPES] for t in targets])
@@ -151,23 +154,15 @@ def test_large_models_are_solved_exactly(
         assert found.cost <= max(bounds) * 1.01
 
 
-def test_the_bound_is_true_when_states_are_dropped(
-    large: tuple[list[Target], Costs], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    targets, costs = large
-    # The same shape everywhere leaves few sums of bytes; odd ones leave many.
-    targets = [
-        dataclasses.replace(target, n_rows=target.n_rows + 16 * (37 * idx % 101))
-        for idx, target in enumerate(targets[:60])
-    ]
-    budget_bytes = budget_at(targets, 3.1)
-    best = assign(targets, costs, budget_bytes)
-    monkeypatch.setattr(type_choice, "_MOST_STATES", 1)
-    monkeypatch.setattr(type_choice, "_LEAST_STATES", 1)
-    found = assign(targets, costs, budget_bytes)
-    assert found.bound <= best.cost <= found.cost
-    assert found.bound < found.cost  # else nothing was dropped here
-    assert found.cost <= found.bound * 1.02
+def test_a_large_table_is_not_left_behind() -> None:
+    """A byte of its step saves a little less than one of all others, which leave too few."""
+    targets = [matrix(idx, 64, 64) for idx in range(20)]
+    table = matrix(20, 640, 640)
+    costs = {target.name: {Dtype.Q2: 1.0, Dtype.Q4: 0.0} for target in targets}
+    costs[table.name] = {Dtype.Q2: 90.0, Dtype.Q4: 0.0}
+    wanted = [(t, Dtype.Q2 if t is targets[0] else Dtype.Q4) for t in (*targets, table)]
+    found = assign([*targets, table], costs, sum(data_bytes(*one) for one in wanted))
+    assert found.cost == 1.0
 
 
 def test_of_two_types_of_the_same_cost_the_smaller_is_taken() -> None:
