@@ -86,6 +86,8 @@ OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
 }
 
 
+# Types whose tiles share their scales: these need whole multiples of so many columns.
+HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
 KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1)))
 """Types that nothing is rounded to: weights that have them already keep them."""
 

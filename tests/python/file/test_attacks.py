@@ -48,11 +48,10 @@ from make.outlier_files import add_outliers
 from make.qsf_files import repair, tiny_header, write_tiny
 from make.recurrent_models import write_recurrent
 from make.stored import Reader, fault_of, verdict, write_fresh
-from make.unit_shapes import HEAD_COLS
 from make.use_file import outcomes
 from qsf.errors import QsfError, QsfFormatError, QsfIOError
 from qsf.file.kinds import RopeSet
-from qsf.file.layout import Compression, Dtype
+from qsf.file.layout import HEAD_COLS, Compression, Dtype
 from qsf_converter import convert
 
 BASES = [PLAIN, SPLIT, LEARNED, TIED, OWN, KINDS, LATENTS, EXPERTS]

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from make.qsf_files import tiny_header, write_tiny
 from make.refusals import refusals
 from make.stored import Reader
-from make.unit_shapes import HEAD_COLS
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfUnsupportedError
 from qsf.file.blocks import pack_block
 from qsf.file.kinds import RopeSet, plain_kind
 from qsf.file.layout import (
     EMBEDDING_UNIT,
     FINAL_UNIT,
+    HEAD_COLS,
     Arch,
     Compression,
     Dtype,

@@ -10,11 +10,16 @@ from collections.abc import Sequence
 from typing import Final
 
 from qsf.file.kinds import LayerKind, Mixer, QkNorm
-from qsf.file.layout import LAYER_TENSORS, Dtype, Header, Layout, Role, TensorType, UnitId
+from qsf.file.layout import (
+    LAYER_TENSORS,
+    Header,
+    Layout,
+    Role,
+    TensorType,
+    UnitId,
+)
 
 T = TensorType
-# Types whose tiles share their scales: these need whole multiples of so many columns.
-HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
 # An expert is an FFN without sparse outliers and norms.
 _EXPERT_TENSORS: Final = tuple(
     row
