@@ -183,7 +183,7 @@ def test_lz4_is_unpacked_by_another_library(compression: Compression) -> None:
     [
         {"architecture": 5}, {"n_layers": 0}, {"n_layers": 4097}, {"dim": 0}, {"n_heads": 0},
         {"n_kv_heads": 3}, {"n_vocab": 0}, {"max_tokens": 0}, {"ffn_dim": 1 << 23},
-        {"head_dim": 0}, {"dtype": 21}, {"activation": 6}, {"norm": 2}, {"positions": 3},
+        {"head_dim": 0}, {"dtype": 99}, {"activation": 6}, {"norm": 2}, {"positions": 3},
         {"rope_theta": 0.0}, {"rope_theta": float("nan")}, {"rope_theta": float("inf")},
         {"rope_theta": 1e-60}, {"rope_theta": 1e300}, {"positions": Positions.ALIBI},
         {"bos_id": 20}, {"eos_id": -1}, {"pad_id": 1 << 32}, {"dim": -1},
