@@ -293,37 +293,6 @@ static void put_plane(const uint32_t *words, unsigned char *out)
         qsf_store_u32(out + 4 * r, words[r]);
 }
 
-/* Writes `bits` 1, 2 or 4 of each code, from the bit `first` on: plane p holds groups p, p + n,
- * ..., the first in the lowest bits. */
-static void put_bits(const code_words *words, unsigned first, unsigned bits, unsigned char *out)
-{
-    const size_t n_planes = N_GROUPS * bits / 8;
-    const uint32_t mask = 0x01010101U * ((1U << bits) - 1);
-    for (size_t p = 0; p < n_planes; p++) {
-        uint32_t plane[QSF_TILE_ROWS] = {0};
-        for (size_t g = p, shift = 0; g < N_GROUPS; g += n_planes, shift += bits) {
-            for (size_t r = 0; r < QSF_TILE_ROWS; r++)
-                plane[r] |= (words->at[g][r] >> first & mask) << shift;
-        }
-        put_plane(plane, out + QSF_BLOCK * p);
-    }
-}
-
-static void put_third_bits(const code_words *words, unsigned char *out)
-{
-    for (size_t h = 0; h < 2; h++) {
-        uint32_t plane[QSF_TILE_ROWS] = {0};
-        for (size_t i = 0; i < 2; i++) {
-            for (size_t b = 0; b < 4; b++) {
-                const uint32_t *const from = words->at[2 * h + i + 4 * b];
-                for (size_t r = 0; r < QSF_TILE_ROWS; r++)
-                    plane[r] |= (from[r] >> 2 & 0x01010101) << (4 * i + b);
-            }
-        }
-        put_plane(plane, out + QSF_BLOCK * h);
-    }
-}
-
 /* Returns the byte of five trits, the first the highest digit: ceil(256 n / 243). */
 static uint32_t dense_byte(const uint32_t trits[5])
 {
@@ -352,24 +321,25 @@ static void put_dense(const code_words *words, unsigned char *out)
     }
 }
 
-/* Codes of any arrangement; of LEVELS the codes, too */
+/* Writes the codes of a tile where qsf_code_place_of() says. */
 static void put_codes(qsf_codes codes, const code_words *words, unsigned char *out)
 {
-    const bool has_low_pairs = codes == QSF_CODES_2BIT || codes == QSF_CODES_3BIT;
+    uint32_t planes[N_GROUPS][QSF_TILE_ROWS] = {{0}};
     if (codes == QSF_CODES_TRITS) {
         put_dense(words, out);
         return;
     }
-    if (codes == QSF_CODES_8BIT) {
-        for (size_t g = 0; g < N_GROUPS; g++)
-            put_plane(words->at[g], out + QSF_BLOCK * g);
-        return;
+    for (size_t g = 0; g < N_GROUPS; g++) {
+        const qsf_code_place at = qsf_code_place_of(codes, g);
+        for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
+            const uint32_t word = words->at[g][r];
+            const uint64_t high = word & 0x01010101U * at.high_mask;
+            planes[at.plane][r] |= (word & 0x01010101U * at.mask) << at.shift;
+            planes[at.high_plane][r] |= (uint32_t)(high << at.high_shift >> 4);
+        }
     }
-    put_bits(words, 0, has_low_pairs ? 2 : 4, out);
-    if (codes == QSF_CODES_3BIT)
-        put_third_bits(words, out + qsf_code_bytes(QSF_CODES_2BIT));
-    else if (!has_low_pairs && !qsf_are_nibbles(codes))
-        put_bits(words, 4, codes == QSF_CODES_5BIT ? 1 : 2, out + qsf_code_bytes(QSF_CODES_4BIT));
+    for (size_t p = 0; p < qsf_code_bytes(codes) / QSF_BLOCK; p++)
+        put_plane(planes[p], out + QSF_BLOCK * p);
 }
 
 static void put_halves(const float *values, size_t n_rows, unsigned char *out)

@@ -260,7 +260,7 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("come next", lambda w: w.begin_unit(LAYER, dtype=Dtype.Q4)),
     ("has not ended", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8) for _ in range(2)]),
     ("no tensor", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=Dtype.Q8), w.end_unit()]),
-    ("quantisation type 21", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=21)),
+    ("quantisation type 99", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=99)),
     ("only layers", lambda w: w.begin_unit(EMBEDDING_UNIT, dtype=6, compression=Compression.LZ4)),
     ("no holes", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=6),
         w.begin_tensor(T.EMBEDDING, 20, 8, 6, TILES), w.write_zeros(1)]),
