@@ -24,7 +24,7 @@ CAPS: dict[str, int] = {
     "csrc/format": 3753,
     "csrc/include": 999,
     "csrc/io": 474,
-    "csrc/kernels": 7496,
+    "csrc/kernels": 7500,
     "csrc/machine": 320,
     "csrc/memory": 227,
     "csrc/model": 5809,

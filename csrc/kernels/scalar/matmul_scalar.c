@@ -13,12 +13,16 @@ static unsigned plane_byte(const unsigned char *codes, size_t p, size_t r, size_
     return codes[p * 64 + r * 4 + c % 4];
 }
 
-static unsigned code_at(qsf_codes kind, const unsigned char *codes, size_t r, size_t c)
+QSF_FORCED_INLINE unsigned code_at(qsf_codes kind, const unsigned char *codes, size_t r, size_t c)
 {
     const qsf_code_place at = qsf_code_place_of(kind, c / 4);
-    const unsigned low = plane_byte(codes, at.plane, r, c) >> at.shift & at.mask;
-    const unsigned high = plane_byte(codes, at.high_plane, r, c) << 4 >> at.high_shift;
-    return low | (high & at.high_mask);
+    const unsigned byte = plane_byte(codes, at.plane, r, c);
+    if (qsf_are_nibbles(kind)) /* a variable shift is slower */
+        return c < 32 ? byte & 15 : byte >> 4;
+    const unsigned low = byte >> at.shift & at.mask;
+    if (at.high_mask == 0)
+        return low;
+    return low | (plane_byte(codes, at.high_plane, r, c) << 4 >> at.high_shift & at.high_mask);
 }
 
 /* Trit of a dense ternary tile: five groups of columns in each of three planes, the last

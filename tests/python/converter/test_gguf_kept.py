@@ -132,7 +132,7 @@ def test_a_quantised_file_is_kept_by_default(tmp_path: Path, kind: str) -> None:
 def test_mixtures_of_k_quants_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As llama-quantize makes Q2_K, Q3_K_M and IQ4_XS: the values of the file, and its logits."""
     folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=256, head_dim=64, ffn_dim=512)
-    kinds, dequantised_rows = cycle(MIXED), []
+    kinds, dequantised_rows = cycle(MIXED), list[np.ndarray]()
 
     def blocks(values: np.ndarray, kind: Any) -> np.ndarray:
         n_cols, _ = gguf.GGML_QUANT_SIZES[kind]
