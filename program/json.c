@@ -109,28 +109,29 @@ static bool is_at(json v, char c)
     return v.p < v.end && *v.p == c;
 }
 
-bool json_member(json object, const char *name, json *out)
+/* Finds a member of an object by its name, or if that is NULL element idx of a list. */
+static bool find_item(json v, const char *name, size_t idx, json *out)
 {
-    json v = skip_space(object);
-    if (!is_at(v, '{'))
+    v = skip_space(v);
+    if (!is_at(v, name != NULL ? '{' : '['))
         return false;
     for (v.p++; v.p < v.end; v.p++) {
+        bool is_it = name == NULL && idx-- == 0;
         v = skip_space(v);
-        if (!is_at(v, '"'))
-            return false;
-        buffer key = {0};
-        json_text(v, &key);
-        v = skip_space(skip_string(v));
-        const bool is_it = key.p != NULL && strcmp(key.p, name) == 0;
-        buffer_free(&key);
-        if (!is_at(v, ':'))
-            return false;
-        v.p++;
-        v = skip_space(v);
-        if (is_it) {
-            *out = v;
-            return true;
+        if (name != NULL) {
+            buffer key = {0};
+            is_it = json_text(v, &key) && strcmp(key.p, name) == 0;
+            buffer_free(&key);
+            if (!is_at(v, '"') || !is_at(v = skip_space(skip_string(v)), ':'))
+                return false;
+            v.p++;
+            v = skip_space(v);
         }
+        if (v.p == v.end || is_at(v, ']'))
+            return false;
+        *out = v;
+        if (is_it)
+            return true;
         v = skip_space(skip_value(v));
         if (!is_at(v, ','))
             return false;
@@ -138,24 +139,14 @@ bool json_member(json object, const char *name, json *out)
     return false;
 }
 
+bool json_member(json object, const char *name, json *out)
+{
+    return find_item(object, name, 0, out);
+}
+
 bool json_element(json list, size_t idx, json *out)
 {
-    json v = skip_space(list);
-    if (!is_at(v, '['))
-        return false;
-    for (v.p++; v.p < v.end; v.p++) {
-        v = skip_space(v);
-        if (is_at(v, ']') || v.p == v.end)
-            return false;
-        if (idx-- == 0) {
-            *out = v;
-            return true;
-        }
-        v = skip_space(skip_value(v));
-        if (!is_at(v, ','))
-            return false;
-    }
-    return false;
+    return find_item(list, NULL, idx, out);
 }
 
 static uint32_t hex4(const char *p, const char *end)
@@ -169,23 +160,12 @@ static uint32_t hex4(const char *p, const char *end)
 
 static void add_code_point(buffer *out, uint32_t c)
 {
-    char u[4];
-    size_t n = 0;
-    if (c < 0x80) {
-        u[n++] = (char)c;
-    } else if (c < 0x800) {
-        u[n++] = (char)(0xC0 | c >> 6);
-    } else if (c < 0x10000) {
-        u[n++] = (char)(0xE0 | c >> 12);
-        u[n++] = (char)(0x80 | (c >> 6 & 0x3F));
-    } else {
-        u[n++] = (char)(0xF0 | c >> 18);
-        u[n++] = (char)(0x80 | (c >> 12 & 0x3F));
-        u[n++] = (char)(0x80 | (c >> 6 & 0x3F));
-    }
-    if (c >= 0x80)
-        u[n++] = (char)(0x80 | (c & 0x3F));
-    buffer_add(out, u, n);
+    static const unsigned char LEADS[] = {0, 0xC0, 0xE0, 0xF0};
+    const unsigned n_more = c < 0x80 ? 0 : c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
+    char u[4] = {(char)(LEADS[n_more] | c >> 6 * n_more)};
+    for (unsigned i = 1; i <= n_more; i++)
+        u[i] = (char)(0x80 | (c >> 6 * (n_more - i) & 0x3F));
+    buffer_add(out, u, n_more + 1);
 }
 
 /* Adds what stands behind a backslash at p; returns where it ends. */

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from qsf.closable import Closing
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError
-from qsf.native.opening import io_origin, open_native, plan_native, with_policy
+from qsf.native.opening import (
+    Adapter,
+    io_origin,
+    open_native,
+    plan_native,
+    read_adapters,
+    with_policy,
+)
 from qsf.options import GenerationOptions, ModelOptions, call_with, taking
 from qsf.passes import choose_items, run_items
 from qsf.session import Session, Talking, Uncopyable, _Run, create_session
@@ -97,6 +104,7 @@ class Model(Closing, Uncopyable, Talking):
             end_ids=ends_with_channels(end_ids(info.eos_id, parts.generation), parts.tokenizer),
             vectors=parts.vectors,
             name=Path(os.fsdecode(self._path)).name,
+            adapters=read_adapters(options),
         )
         self._session = create_session(self._opened)
 
@@ -185,6 +193,18 @@ class Model(Closing, Uncopyable, Talking):
     def info(self) -> binding.ModelInfo:
         """What the model is and how it was opened, memory plan included."""
         return self._opened.info
+
+    @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The adapters of ``lora``: each with its ``path``, ``scale`` and ``name``."""
+        return self._opened.adapters
+
+    def adapter_scales(self, name: str | None = None) -> tuple[float, ...]:
+        """Return the scales of the adapters without a name, and of that with ``name``; others 0.
+
+        Raises QsfArgumentError for a name that no adapter has.
+        """
+        return self._opened.adapter_scales(name)
 
     @property
     def skipped_layers(self) -> tuple[int, ...]:

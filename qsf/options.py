@@ -107,6 +107,15 @@ def megabytes(text: str, others: str = "") -> float:
     return float(match[1]) * factor
 
 
+class Size(Whole):
+    """A whole number of MB of 2^20 bytes; on a command line a size."""
+
+    metavar = "SIZE"
+
+    def parse(self, text: str) -> int:
+        return super().parse(str(int(megabytes(text))))
+
+
 class Budget(Kind):
     """Memory in MB of 2^20 bytes, as a size ("1.5GB"), as a share ("50%"), or "auto"."""
 
@@ -245,10 +254,10 @@ class Texts(Kind):
 
 
 class Files(Texts):
-    """Paths of files, each with ``:SCALE`` behind it or not; may be repeated on a command line."""
+    """Paths of files, with ``NAME=`` before and ``:SCALE`` behind, or not; may be repeated."""
 
-    metavar = "FILE[:SCALE]"
-    rule = "a path, or a sequence of paths, with :SCALE behind them or not"
+    metavar = "[NAME=]FILE[:SCALE]"
+    rule = "a path, or a sequence of paths, with NAME= before and :SCALE behind them or not"
 
     def is_valid(self, value: Any) -> bool:
         several = value if isinstance(value, list | tuple) else (value,)
@@ -319,7 +328,7 @@ class Option:
         default: of the argument.
         help: what it does, as the start of a sentence; without the default.
         default_help: the default in words; "": the value itself.
-        commands: which take it: "run", "eval", "bench".
+        commands: of the command line which take it, or groups of their help.
         also: other names on command lines: one letter, or a name of other programs.
         is_main: the short help shows it.
     """
@@ -392,9 +401,6 @@ class CheckedOptions:
             option.check(getattr(self, option.name))
 
 
-_EVERY = ("run", "eval", "bench")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOptions(CheckedOptions):
     """How to open a model. Checked when made. Raises QsfArgumentError, which names the option."""
@@ -405,11 +411,10 @@ class ModelOptions(CheckedOptions):
         "ceiling for the memory of the whole process, Python and tokenizer included: MB of 2^20 "
         "bytes, or 300MB, 1.5GB, 50% of the machine; auto: what model and context need, at most "
         "half of the free memory, at least 200 MB; 0 (in Python None): no ceiling",
-        commands=_EVERY,
         is_main=True,
     )
     threads: int | None = option_field(
-        None, Whole(1, 256), "at most 256", "one per physical core", commands=_EVERY, also=("-t",)
+        None, Whole(1, 256), "at most 256", "one per physical core", also=("-t",)
     )
     pin_threads: bool = option_field(
         False, Flag(), "keep each thread that the engine starts on a core of its own (Linux)"
@@ -427,7 +432,6 @@ class ModelOptions(CheckedOptions):
         Name(parse_kv_type, "TYPE", f"a type of KV cache: {KV_TYPES}"),
         "precision of the KV cache: f16, 8bit, 4bit, 2bit, or keys and values apart, as k8v4",
         "the file's: 8bit, or f16 where its conversion measured that 8 bits cost over 0.5 %",
-        commands=_EVERY,
     )
     kv_policy: str = option_field(
         "none",
@@ -435,7 +439,6 @@ class ModelOptions(CheckedOptions):
         "how a text goes on that outgrows its memory: recompute evaluates the beginning and the "
         "newest half again; window:W holds only the W newest tokens; disk holds all, the oldest in "
         "a file in TMPDIR that each pass reads (docs/memory.md)",
-        commands=("run", "eval"),
     )
     kv_rotation: bool | None = option_field(
         None,
@@ -449,7 +452,6 @@ class ModelOptions(CheckedOptions):
         "how weights that do not fit in memory are read: buffered, direct (past the page cache), "
         "uring (io_uring, past it too) or mmap",
         "auto: what suits the memory, else what a probe of a quarter of a second finds fastest",
-        commands=("run", "bench"),
     )
     io_depth: int | None = option_field(
         None, Whole(1, 32), "reads under way at the same time, at most 32", "chosen with the method"
@@ -461,7 +463,6 @@ class ModelOptions(CheckedOptions):
         "first two or the last two: faster, less memory, worse text (0.8 skips a fifth; the file "
         "must say how important its layers are)",
         "1, all run",
-        commands=("run", "eval"),
     )
     draft: str | os.PathLike[str] = option_field(  # noqa: RUF009
         "auto",
@@ -476,12 +477,11 @@ class ModelOptions(CheckedOptions):
         (),
         Files(),
         "change the model by an adapter of low rank that `qsf convert --lora ADAPTER --for MODEL` "
-        "made for this file, with :0.5 behind it at half its strength; repeatable: all add up",
+        "made for this file, with :0.5 behind it at half its strength; repeatable: all add up, but "
+        "those with a NAME, which a request or `session.adapter` chooses",
         "none",
     )
-    exact: bool = option_field(
-        False, Flag(), "full-precision arithmetic: slow, for reference", commands=("run", "eval")
-    )
+    exact: bool = option_field(False, Flag(), "full-precision arithmetic: slow, for reference")
     sessions: int = option_field(
         1,
         Whole(1, 256),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from array import array
     from collections.abc import Iterator, Mapping, Sequence
 
-    from qsf.native.binding import NativeModel, NativeSession
+    from qsf.native.binding import NativeModel
     from qsf.session import Session
     from qsf.text.parts import OpenedModel
     from qsf.text.sampling import SamplingParams
@@ -88,20 +88,16 @@ class PassReport:
     n_drafts: int
 
 
-def run_pass(
-    model: NativeModel, sessions: Sequence[NativeSession], items: Sequence[PassItem]
-) -> PassReport:
+def run_pass(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
     """Evaluate all items in one pass, the tokens of each an array; sets ``is_cancelled`` of each.
-
-    sessions: the engine's, of each item.
 
     Raises:
         QsfError: the pass failed, and no session holds other tokens than before.
     """
     structs = ffi.new("qsf_pass_item[]", len(items))
     keep: list[Any] = []  # owners of the memory that the structs point to
-    for struct, session, item in zip(structs, sessions, items, strict=True):
-        struct.session = session._live_handle()
+    for struct, item in zip(structs, items, strict=True):
+        struct.session = item.session._native._live_handle()
         keep.append(ffi.from_buffer("uint32_t[]", item.tokens))
         struct.tokens = keep[-1]
         struct.n_tokens = len(item.tokens)
@@ -116,7 +112,7 @@ def run_pass(
             keep.append(ffi.from_buffer("float[]", item.residual, require_writable=True))
             struct.residual = keep[-1]
     report = ffi.new("qsf_pass_report *")
-    status = lib.qsf_model_pass(model._live_handle(), structs, len(items), report)
+    status = lib.qsf_model_pass(opened.native._live_handle(), structs, len(items), report)
     check_status(lib.QSF_OK if status == lib.QSF_ERR_CANCELLED else status)  # items say which
     for struct, item in zip(structs, items, strict=True):
         item.is_cancelled = struct.status == lib.QSF_ERR_CANCELLED
@@ -166,12 +162,8 @@ class Choice:
     token: int = 0
 
 
-def choose(
-    model: NativeModel, sessions: Sequence[NativeSession], choices: Sequence[Choice]
-) -> list[Chosen | QsfError]:
-    """Choose a token for each.
-
-    sessions: the engine's, of each choice.
+def choose(opened: OpenedModel, choices: Sequence[Choice]) -> list[Chosen | QsfError]:
+    """Choose a token for each; their sessions are locked.
 
     Returns:
         For each item the choice, or the error: NaN among its logits, a mask that allows no token.
@@ -181,13 +173,13 @@ def choose(
     """
     structs = ffi.new("qsf_choose_item[]", len(choices))
     keep: list[Any] = []
-    for struct, session, choice in zip(structs, sessions, choices, strict=True):
-        struct.session = session._live_handle()
+    for struct, choice in zip(structs, choices, strict=True):
+        struct.session = choice.session._native._live_handle()
         # Memory that a struct points to must live until the call has ended and its results are
         # read.
-        keep.extend(_fill(struct, choice, model))
+        keep.extend(_fill(struct, choice, opened.native))
         struct.status = 1  # no item has this status after a try
-    status = lib.qsf_model_choose(model._live_handle(), structs, len(choices))
+    status = lib.qsf_model_choose(opened.native._live_handle(), structs, len(choices))
     if choices and structs[0].status == 1:
         check_status(status)
     return [_result(*pair) for pair in zip(structs, choices, strict=True)]
@@ -282,10 +274,10 @@ def run_items(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
     for item in items:
         _check_item(opened, item)
     with _turns([item.session for item in items]):
-        report = _run_pass(opened, items)
+        report = run_pass(opened, items)
         late = [i for i in items if i.is_cancelled and not i.session.is_pass_cancelled]
         if late:  # a cancel after the previous pass had ended was not for this one
-            again = _run_pass(opened, late)
+            again = run_pass(opened, late)
             sums = ("ns", "wait_ns", "read_bytes", "n_drafts")
             more = {name: getattr(report, name) + getattr(again, name) for name in sums}
             report = replace(report, **more)
@@ -299,10 +291,6 @@ def is_ahead(session: Session, token: int) -> bool:
     of all sessions, so it must come later.
     """
     return session._native.is_ahead(token)
-
-
-def _run_pass(opened: OpenedModel, items: Sequence[PassItem]) -> PassReport:
-    return run_pass(opened.native, [item.session._native for item in items], items)
 
 
 def _check_item(opened: OpenedModel, item: PassItem) -> None:
@@ -350,5 +338,4 @@ def _cancellable(session: Session) -> Iterator[None]:
 def choose_items(opened: OpenedModel, choices: Sequence[Choice]) -> list[Chosen | QsfError]:
     """Choose a token for each: see ``Model.choose``."""
     with _turns([choice.session for choice in choices]):
-        sessions = [choice.session._native for choice in choices]
-        return choose(opened.native, sessions, choices)
+        return choose(opened, choices)

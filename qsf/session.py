@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from qsf.text.generation import GenerationStats
-    from qsf.text.parts import OpenedModel
 
 
 # What cancels an answer, and its pieces
@@ -191,6 +190,7 @@ class Session(Closing, Uncopyable, Talking):
         self._running: list[Generation] = []
         self.is_pass_cancelled: bool | None = None  # None: no pass is evaluating the session
         self._stats: GenerationStats | None = None
+        self.adapter_scales = opened.adapter_scales()
 
     def close(self) -> None:
         """Free the KV cache. Waits for a running call of another thread; may be repeated."""
@@ -246,6 +246,36 @@ class Session(Closing, Uncopyable, Talking):
                     f"n_tokens is {n_tokens}, but only {n_held} are held", argument="n_tokens"
                 )
             self._native.rewind(n_tokens)
+
+    @property
+    def adapter(self) -> str | None:
+        """The name of the adapter that changes the session; None: only those without a name do.
+
+        Adapters get their names when the model is opened: ``lora="poet=poet.qsf"``. To set another
+        one empties the session, and the next call evaluates its tokens again. Raises
+        QsfArgumentError for a name that no adapter has.
+        """
+        for each in self._opened.adapters:
+            if each.name and self._opened.adapter_scales(each.name) == self.adapter_scales:
+                return each.name
+        return None
+
+    @adapter.setter
+    def adapter(self, name: str | None) -> None:
+        self.set_adapters(self._opened.adapter_scales(name))
+
+    def set_adapters(self, scales: Sequence[float]) -> None:
+        """Set the scale of each adapter; 0: it does not change the session.
+
+        Other scales empty the session. Raises QsfArgumentError for other than as many finite
+        numbers.
+        """
+        with self._turn():
+            self._use(scales)
+
+    def _use(self, scales: Sequence[float]) -> None:
+        self._native.set_adapters(scales)
+        self.adapter_scales = tuple(scales)
 
     def fork(self) -> Session:
         """Return a new session that holds the same tokens and messages and continues on its own.
@@ -550,7 +580,7 @@ class Session(Closing, Uncopyable, Talking):
             n_top = min(run.options.top_logprobs, self._opened.info.n_vocab)
         mask = None if run.constraint is None else run.constraint.mask()
         choice = Choice(self, run.sampler, run.tokens, mask=mask, top_logprobs=n_top)
-        (chosen,) = choose(self._opened.native, [self._native], [choice])
+        (chosen,) = choose(self._opened, [choice])
         if isinstance(chosen, QsfError):
             raise chosen
         return chosen
@@ -603,6 +633,9 @@ def save_session(
             model=opened.name,
             kv_type=kv_type(opened),
             owner=owner,
+            adapters=()
+            if session.adapter_scales == opened.adapter_scales()
+            else session.adapter_scales,
         )
         write_session(
             Path(path),
@@ -637,6 +670,7 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
             binding.write_state(session._native, state, offset, block, crc32)
 
         with session._turn():
+            session._use(head.adapters or opened.adapter_scales())
             session._native.rewind(0)
             try:
                 file.read_blocks(take)
@@ -683,6 +717,7 @@ def copy_held(to: Session, source: Session, n_tokens: int | None = None) -> None
     with _both_turns(to, source):
         n_copied = source._native.position() if n_tokens is None else n_tokens
         binding.copy_tokens(to._native, source._native, n_copied)
+        to.adapter_scales = source.adapter_scales
 
 
 @contextlib.contextmanager

@@ -71,7 +71,6 @@ SYSTEM_MACRO = re.compile(r"\b(__linux__|__ANDROID__|__APPLE__|__unix__|_WIN32|_
 SYSTEM_PATH = re.compile(r'"[^"\n]*/(?:proc|sys|dev)/')
 SYSTEM_HEADER = re.compile(r"^\s*#\s*include\s*<([^>]+)\.h>")
 MACROS_ALLOWED_IN = "csrc/include/qsf_library.h"  # how a library exports names
-MAX_LINES = 800
 MAX_COLUMNS = 100
 MAX_FUNCTION_LINES = 80
 
@@ -91,14 +90,12 @@ def blank(match: re.Match[str]) -> str:
 
 
 def check_form(path: Path, text: str) -> Iterator[Violation]:
-    """Check what holds for every C file: head, length, width, characters."""
+    """Check what holds for every C file: head, width, characters."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith(f"/* {path.name} - "):
         yield 1, f"the first line is not `/* {path.name} - what it owns.`"
     if SPDX not in lines[:40]:
         yield 1, f"there is no line `{SPDX}` after the first comment"
-    if len(lines) > MAX_LINES:
-        yield len(lines), f"{len(lines)} lines, at most {MAX_LINES}"
     for line_idx, line in enumerate(lines, 1):
         if not line.isascii():
             yield line_idx, "a character that is not ASCII"

@@ -1,7 +1,7 @@
 """Checks the rules of the Python sources that neither ruff, mypy nor import-linter checks.
 
-Who names a system and who parses JSON, slow regular expressions, the layout of docstrings, and the
-length of files and functions. Prints one line per violation; exits with 1 if there is any.
+Who names a system, slow regular expressions, and the length of functions. Prints one line per
+violation; exits with 1 if there is any.
 
 Usage: python tools/lint_python.py [PROJECT_ROOT]
 """
@@ -21,7 +21,6 @@ PACKAGES = {
     "qsf_converter": "converter/qsf_converter",
     "qsf_bench": "bench/qsf_bench",
 }
-OTHER_FOLDERS = ("tools", "bench", "tests/python")  # only the length of files
 
 # Space beside space, with at most one optional sign between; a repetition of a repetition.
 SLOW_PATTERNS = re.compile(
@@ -30,9 +29,6 @@ SLOW_PATTERNS = re.compile(
 # Only this room may use what Windows lacks. qsf_bench measures Linux and may use it, too.
 SYSTEM_ROOM = "qsf.system"
 SYSTEM_BOUND = ("qsf", "qsf_converter")  # the packages that are bound to the rule
-_SYSTEM_MODULES = frozenset(
-    {"fcntl", "resource", "select", "termios", "tty", "pty", "pwd", "grp", "syslog"}
-)
 _SYSTEM_NAMES = re.compile(
     r"os\.(O_(CLOEXEC|NONBLOCK|NOFOLLOW|DIRECT|DIRECTORY|TMPFILE|SYNC)|p(read|write)v?|fork\w*|kill|"
     r"killpg|get[eu]?uid|fch\w+|chown|posix_\w+|register_at_fork|mkfifo|sched_\w+|sysconf|statvfs|"
@@ -42,17 +38,7 @@ _SYSTEM_NAMES = re.compile(
 )
 _SYSTEM_KEYWORDS = frozenset({"start_new_session", "preexec_fn", "pass_fds", "dir_fd"})
 _SYSTEM_PATHS = ("/proc/", "/sys/", "/dev/")
-# The functions that parse JSON; the size of foreign JSON is checked before. The package of
-# benchmarks reads what its own processes have written.
-JSON_PARSERS = ("load", "loads", "JSONDecoder")
-MAY_PARSE_JSON = ("qsf.foreign_json", "qsf_bench")
-
-MAX_LINES = 800
 MAX_FUNCTION_LINES = 80  # without the docstring
-MISPLACED = re.compile(
-    r"^ +(Args|Attributes|Raises):$|^(Args|Attributes|Raises):\n {5,}", re.MULTILINE
-)
-
 Violation = tuple[str, int, str]  # path, line number from 1, what is wrong
 
 
@@ -83,11 +69,7 @@ def check_system(module: Module) -> Iterator[Violation]:
         return
     for node in ast.walk(module.tree):
         names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names if alias.name in _SYSTEM_MODULES]
-        elif isinstance(node, ast.ImportFrom) and node.module in _SYSTEM_MODULES:
-            names = [str(node.module)]
-        elif isinstance(node, ast.Attribute) and _SYSTEM_NAMES.match(ast.unparse(node)):
+        if isinstance(node, ast.Attribute) and _SYSTEM_NAMES.match(ast.unparse(node)):
             names = [ast.unparse(node)]
         elif isinstance(node, ast.keyword) and node.arg in _SYSTEM_KEYWORDS:
             names = [str(node.arg)]
@@ -118,19 +100,6 @@ def check_functions(module: Module) -> Iterator[Violation]:
             )
 
 
-def check_json(module: Module) -> Iterator[Violation]:
-    """Find JSON that is parsed without a limit of memory."""
-    if module.name.startswith(MAY_PARSE_JSON):
-        return
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Attribute):
-            is_parser = ast.unparse(node.value) == "json" and node.attr in JSON_PARSERS
-        else:
-            is_parser = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("json")
-        if is_parser:
-            yield module.path, getattr(node, "lineno", 1), "JSON is parsed by qsf.foreign_json only"
-
-
 def check_patterns(module: Module) -> Iterator[Violation]:
     """Find regular expressions that may read the same text in many ways, and so are slow."""
     for node in ast.walk(module.tree):
@@ -141,33 +110,14 @@ def check_patterns(module: Module) -> Iterator[Violation]:
                 yield module.path, node.lineno, text
 
 
-def check_docstrings(module: Module) -> Iterator[Violation]:
-    """Find docstrings with two empty lines, or with sections or entries too far to the right."""
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            text = ast.get_docstring(node) or ""
-            if "\n\n\n" in text or MISPLACED.search(text):
-                yield module.path, node.lineno, f"{node.name}: its docstring is badly laid out"
-
-
-def check_lengths(root: Path) -> Iterator[Violation]:
-    for folder in (*PACKAGES.values(), *OTHER_FOLDERS):
-        for path in sorted((root / folder).rglob("*.py")):
-            n_lines = len(path.read_text(encoding="utf-8").splitlines())
-            if n_lines > MAX_LINES:
-                yield str(path.relative_to(root)), n_lines, f"at most {MAX_LINES} lines"
-
-
 def check(root: Path) -> list[str]:
     """Return the violations under the project folder ``root``, one line of text each."""
     modules = read_modules(root)
-    violations = list(check_lengths(root))
+    violations: list[Violation] = []
     for module in modules:
         violations += [
             *check_functions(module),
             *check_system(module),
-            *check_json(module),
-            *check_docstrings(module),
             *check_patterns(module),
         ]
     return [f"{path}:{line}: {text}" for path, line, text in sorted(violations)]

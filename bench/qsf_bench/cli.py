@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,14 +18,15 @@ from typing import Any, NoReturn
 from qsf.errors import QsfArgumentError
 from qsf.find.prepare import find_model
 from qsf.native import binding, roofline
+from qsf.options import Size, Whole
 from qsf.shell import command, typer_app
-from qsf.shell.arguments import Parser
+from qsf.shell.arguments import Parser, parser_of
 from qsf.shell.output import check_output, write_text
 from qsf.shell.progress import Steps
 from qsf.system import process
 from qsf_bench import table
 from qsf_bench.files import FileFacts, default_folder, find_or_make, is_gguf, read_facts
-from qsf_bench.memory_group import memory_group, parse_limit
+from qsf_bench.memory_group import memory_group
 from qsf_bench.models import shapes
 from qsf_bench.models.random_gguf import BASELINE_TYPES
 from qsf_bench.tasks import LLAMA, QSF, Runs, Task, Test, find_baseline, run_rounds
@@ -209,21 +209,10 @@ def _list_of(parse: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     def parse_list(text: str) -> list[Any]:
         try:
             return [parse(part) for part in dict.fromkeys(text.split(","))]
-        except QsfArgumentError as error:
+        except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return parse_list
-
-
-def _whole(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a whole number from {least} to {most}"
-            )
-        return int(text)
-
-    return parse
 
 
 def _type_name(text: str) -> str:
@@ -253,7 +242,7 @@ def _parser() -> _Parser:
         allow_abbrev=False,
         add_help=False,
     )
-    add, tokens = parser.add_argument, _list_of(_whole(0, 1 << 20))
+    add, tokens = parser.add_argument, _list_of(Whole(0, 1 << 20).parse)
     # fmt: off
     add("models", nargs="*", type=Path, metavar="MODEL",
         help=".qsf files, or GGUF files, which both engines run (default: random weights)")
@@ -264,7 +253,7 @@ def _parser() -> _Parser:
         help="shapes of random weights: see below (default: tinyllama-1.1b)")
     add("--quant", type=_list_of(_type_name), metavar="TYPE,...",
         help="types of random weights: see below (default: 4bit,2bit)")
-    add("--threads", type=_list_of(_whole(1, 256)), metavar="N,...",
+    add("--threads", type=_list_of(Whole(1, 256).parse), metavar="N,...",
         help="numbers of threads (default: 1 and all cores)")
     add("--prompt", type=tokens, metavar="N,...",
         help="lengths of prompts in tokens; 0: none (default: 512; 32 with --cgroup)")
@@ -272,12 +261,12 @@ def _parser() -> _Parser:
         help="numbers of tokens to generate; 0: none (default: 128; 16 with --cgroup)")
     add("--depth", type=tokens, metavar="N,...",
         help="tokens in the context before each test (default: 0)")
-    add("--ram-budget", type=_list_of(_whole(0, 1 << 24)), metavar="MB,...", default=[],
+    add("--ram-budget", type=_list_of(Whole(0, 1 << 24).parse), metavar="MB,...", default=[],
         help="budgets of QSF, 0: none; llama.cpp has none (default: 0; the limit of --cgroup)")
-    add("--cgroup", type=_list_of(lambda text: parse_limit(text) >> 20), metavar="300M,...",
+    add("--cgroup", type=_list_of(Size(1, 1 << 24).parse), metavar="300M,...",
         default=[], help="run all in memory control groups (Linux, root or a delegated group)")
     add("--kv-type", choices=KV_TYPES, help="KV cache of both (default: QSF's own; f16)")
-    add("--rounds", type=_whole(1, 100), default=3, metavar="N",
+    add("--rounds", type=parser_of(Whole(1, 100)), default=3, metavar="N",
         help="rounds; each runs everything once (default: 3)")
     add("--json", type=Path, metavar="FILE", help="write the results as JSON, too")
     add("--html", type=Path, metavar="FILE", help="write the report as a web page, too")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from qsf.errors import QsfArgumentError, QsfError
+from qsf.errors import QsfError
 
 _REMOVE_TRIES = 100
 _REMOVE_WAIT_SECONDS = 0.1
@@ -30,17 +30,6 @@ _REMOVE_WAIT_SECONDS = 0.1
 
 class CapError(QsfError):
     """The control group cannot be made; the text says which users can make one."""
-
-
-def parse_limit(text: str) -> int:
-    """Return the bytes of "300M" or "1.5G". Raises QsfArgumentError."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([MG])", text)
-    n_mb = float(match[1]) * (1024 if match[2] == "G" else 1) if match else 0.0
-    if n_mb < 1 or n_mb != int(n_mb):
-        raise QsfArgumentError(
-            f"{text!r} is not a limit of memory: it must be a whole number of MB, as 300M or 1.5G"
-        )
-    return int(n_mb) << 20
 
 
 def group_folders(mountinfo: str, own_groups: str) -> list[tuple[int, Path]]:

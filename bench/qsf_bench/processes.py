@@ -28,20 +28,12 @@ class ProcessError(QsfError):
 
 
 @dataclass(frozen=True, slots=True)
-class Cap:
-    """The kernel's counts of a memory control group."""
-
-    limit_mb: int
-    peak_bytes: int | None  # of the group, page cache included; None: not counted
-    n_oom_kills: int
-
-
-@dataclass(frozen=True, slots=True)
 class Ended:
     """The end of a process."""
 
     exit_code: int  # negative: the signal that ended it
-    cap: Cap | None
+    n_oom_kills: int  # of its memory group
+    peak_bytes: int | None  # of the group, page cache included; None: not counted
     output: str
     errors: str
 
@@ -82,12 +74,10 @@ def run_command(
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # its children too
                 process.wait()  # `with` does not, behind a Ctrl-C
-        cap = None
-        if group is not None and limit_mb is not None:
-            cap = Cap(limit_mb, group.peak_bytes(), group.n_oom_kills())
         return Ended(
             process.returncode,
-            cap,
+            0 if group is None else group.n_oom_kills(),
+            None if group is None else group.peak_bytes(),
             output.decode("utf-8", "replace"),
             errors.decode("utf-8", "replace"),
         )

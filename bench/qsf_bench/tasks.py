@@ -113,7 +113,7 @@ def run_task(task: Task) -> Answer:
             drop_caches(task.path)
         ended = run_command([*command, str(answer_path)], limit_mb=task.cap_mb)
         if ended.exit_code or not answer_path.exists():
-            killed = ", killed for its memory" if ended.cap and ended.cap.n_oom_kills else ""
+            killed = ", killed for its memory" if ended.n_oom_kills else ""
             why = f"ended with {ended.exit_code}{killed}{last_lines(ended.errors)}"
             raise ProcessError(why)
         return Answer(**json.loads(answer_path.read_bytes()))

@@ -34,11 +34,10 @@ from qsf.file.layout import (
 from qsf.file.writer import Writer
 from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK
-from qsf_converter.calibrate.sensitivity import Sensitivity
+from qsf_converter.calibrate.sensitivity import Divergence, Sensitivity
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.costs import Costs
-from qsf_converter.original.divergence import Divergence
 from qsf_converter.request import AUTO, Request
 from qsf_converter.rounding.compression import StoredLayers
 from qsf_converter.rounding.outliers import TABLE_ACTION

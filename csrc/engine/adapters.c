@@ -52,7 +52,7 @@ qsf_status qsf_adapters_load(qsf_model *m)
     unsigned char *memory = m->adapters_memory;
     for (uint32_t i = 0; i < m->n_adapters; i++) {
         const qsf_status status =
-            qsf_adapter_load(&m->adapters[i], memory, &m->reader, &m->config, m->layers);
+            qsf_adapter_load(&m->adapters[i], i, memory, &m->reader, &m->config, m->layers);
         if (status != QSF_OK)
             return name_adapter(status, m->options.adapters[i].path);
         memory += qsf_round_up(qsf_adapter_bytes(&m->adapters[i]), QSF_DATA_ALIGN);

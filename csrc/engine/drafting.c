@@ -93,7 +93,10 @@ static bool run_head(qsf_session *s, uint32_t n_tokens)
     qsf_mutex_lock(&m->kv_lock);
     const qsf_status status = qsf_kvcache_reserve(&q->kv, s->n_tokens, n_tokens);
     qsf_mutex_unlock(&m->kv_lock);
-    const qsf_segment segment = {.sequence = q, .n_tokens = 1, .first_position = position};
+    const qsf_segment segment = {.sequence = q,
+                                 .n_tokens = 1,
+                                 .first_position = position,
+                                 .adapter_scales = s->adapter_scales};
     m->shared.logits_pass++;
     if (status != QSF_OK || qsf_forward_guess(&m->forward, &segment, s->buffers.tokens[position],
                                               hidden, m->shared.logits) != QSF_OK)

@@ -176,11 +176,12 @@ struct qsf_session {
     uint32_t n_tokens; /* evaluated */
     bool has_logits;
     qsf_ahead ahead;
-    uint32_t n_offered;          /* drafts of the caller for the next pass of a step */
-    uint32_t n_model_guesses;    /* guesses of the latest pass, evaluated or not */
-    uint32_t mtp_position;       /* of the chain's latest guess from hidden states; 0: none */
-    qsf_session *drafter;        /* of the draft model, or NULL: it has none, or reads this one */
-    qsf_last_choice last_choice; /* the draft model imitates it */
+    uint32_t n_offered;       /* drafts of the caller for the next pass of a step */
+    uint32_t n_model_guesses; /* guesses of the latest pass, evaluated or not */
+    uint32_t mtp_position;    /* of the chain's latest guess from hidden states; 0: none */
+    qsf_session *drafter;     /* of the draft model, or NULL: it has none, or reads this one */
+    float adapter_scales[QSF_MAX_ADAPTERS]; /* of the model's adapters; 0: it does not change it */
+    qsf_last_choice last_choice;            /* the draft model imitates it */
     qsf_chances chances;
     qsf_speculation_chain chain;
     qsf_state incoming;        /* the state being restored */

@@ -78,6 +78,7 @@ static void gather_part(const qsf_shared_buffers *b, const qsf_pass_part *p, qsf
         .first_row = chunk->n_tokens,
         .n_tokens = p->n_tokens,
         .first_position = s->n_tokens,
+        .adapter_scales = s->adapter_scales,
     };
     b->cancelled[segment_idx] = &s->cancelled;
     s->n_incoming_bytes = 0; /* the pass overwrites its pages */

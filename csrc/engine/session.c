@@ -57,6 +57,8 @@ static qsf_status begin_locked(qsf_model *m, qsf_session **out)
     qsf_session_layout(&s->buffers, &arena, &m->config, &m->plan, &m->pools,
                        m->n_created++ % m->plan.max_sessions);
     atomic_init(&s->cancelled, false);
+    for (uint32_t i = 0; i < m->n_adapters; i++)
+        s->adapter_scales[i] = m->adapters[i].scale;
     /* A greedy choice, until there is one. */
     s->last_choice.how = (qsf_sampling){.repetition_penalty = 1.0f, .top_p = 1.0f};
     status = qsf_sequence_open_cold(&s->buffers.sequence, m->options.kv_folder);
@@ -123,6 +125,27 @@ qsf_status qsf_session_rewind(qsf_session *s, size_t n_tokens)
                 s->n_tokens, n_tokens);
     qsf_session_keep(s, (uint32_t)n_tokens);
     qsf_session_trim(s, s->n_tokens);
+    return QSF_OK;
+}
+
+qsf_status qsf_session_set_adapters(qsf_session *s, const float *scales, uint32_t n_scales)
+{
+    QSF_REQUIRE(s, scales);
+    const qsf_model *const m = s->model;
+    QSF_FAIL_IF(n_scales != m->n_adapters, ARG, "%u scales for %u adapters", n_scales,
+                m->n_adapters);
+    bool is_same = true;
+    for (uint32_t i = 0; i < n_scales; i++) {
+        QSF_TRY(qsf_adapter_check_scale(&m->adapters[i], scales[i]));
+        is_same = is_same && scales[i] == s->adapter_scales[i];
+    }
+    if (is_same)
+        return QSF_OK;
+    QSF_FAIL_IF(m->options.first_layer != 0 || m->reader.is_without_head, ARG,
+                "a stage has the adapters of the process that opened it, and no others");
+    qsf_session_keep(s, 0);
+    qsf_session_trim(s, 0);
+    memcpy(s->adapter_scales, scales, n_scales * sizeof *scales);
     return QSF_OK;
 }
 

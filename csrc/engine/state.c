@@ -231,6 +231,7 @@ qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_t
         qsf_session_keep(to, 0);
         return status;
     }
+    memcpy(to->adapter_scales, from->adapter_scales, sizeof to->adapter_scales);
     memcpy(to->buffers.tokens, from->buffers.tokens, n * sizeof *to->buffers.tokens);
     qsf_session_keep(to, n);
     to->n_incoming_bytes = 0;

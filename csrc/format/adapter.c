@@ -169,8 +169,8 @@ static qsf_status parse_matrix(const qsf_adapter *a, const unsigned char *e, con
     return QSF_OK;
 }
 
-static qsf_status parse_matrices(qsf_adapter *a, const qsf_reader *r, const qsf_config *c,
-                                 qsf_layer *layers)
+static qsf_status parse_matrices(qsf_adapter *a, uint32_t idx, const qsf_reader *r,
+                                 const qsf_config *c, qsf_layer *layers)
 {
     const unsigned char *e = a->bytes + QSF_ADAPTER_HEADER_BYTES;
     uint64_t off = QSF_ADAPTER_HEADER_BYTES + (uint64_t)a->n_matrices * QSF_ADAPTER_ENTRY_BYTES;
@@ -178,17 +178,23 @@ static qsf_status parse_matrices(qsf_adapter *a, const qsf_reader *r, const qsf_
     for (uint32_t i = 0; i < a->n_matrices; i++, e += QSF_ADAPTER_ENTRY_BYTES) {
         qsf_low_rank *const matrix = &a->matrices[i];
         QSF_TRY(parse_matrix(a, e, r, &off, &last, matrix));
-        matrix->factor *= a->scale;
-        QSF_FAIL_IF(!isfinite(matrix->factor), ARG, "its factor times the scale %g is not finite",
-                    (double)a->scale);
+        matrix->adapter_idx = idx;
         add_to_layer(matrix, qsf_load_u32(e), find_matrix(qsf_load_u32(e + 4)), r, c, layers);
     }
     QSF_FAIL_IF(off != a->file.n_bytes, FORMAT, "it has bytes behind its last matrix");
+    return qsf_adapter_check_scale(a, a->scale);
+}
+
+qsf_status qsf_adapter_check_scale(const qsf_adapter *a, float scale)
+{
+    for (uint32_t i = 0; i < a->n_matrices; i++)
+        QSF_FAIL_IF(!isfinite(a->matrices[i].factor * scale), ARG,
+                    "its factor times the scale %g is not finite", (double)scale);
     return QSF_OK;
 }
 
-qsf_status qsf_adapter_load(qsf_adapter *a, void *memory, const qsf_reader *r, const qsf_config *c,
-                            qsf_layer *layers)
+qsf_status qsf_adapter_load(qsf_adapter *a, uint32_t idx, void *memory, const qsf_reader *r,
+                            const qsf_config *c, qsf_layer *layers)
 {
     const size_t n_bytes = (size_t)a->file.n_bytes;
     a->bytes = memory;
@@ -199,7 +205,7 @@ qsf_status qsf_adapter_load(qsf_adapter *a, void *memory, const qsf_reader *r, c
     QSF_FAIL_IF(crc32 != a->crc32[1] || qsf_load_u32(a->bytes + CRC_OFF) != a->crc32[0], DAMAGED,
                 "its matrices do not have their checksum");
     qsf_adapter_close(a);
-    return parse_matrices(a, r, c, layers);
+    return parse_matrices(a, idx, r, c, layers);
 }
 
 void qsf_adapter_close(qsf_adapter *a)

@@ -20,6 +20,7 @@ typedef struct qsf_low_rank {
     uint32_t dtype;
     uint32_t rank;
     float factor;
+    uint32_t adapter_idx;      /* whose scale it is multiplied by, too */
     struct qsf_low_rank *next; /* of another adapter of the same matrix, or NULL */
 } qsf_low_rank;
 
@@ -28,7 +29,7 @@ typedef struct qsf_adapter {
     uint32_t dtype;
     uint32_t n_matrices;
     uint32_t most_rank;
-    float scale;            /* of the user; set after it was opened */
+    float scale;            /* of new sessions; set after it was opened */
     uint32_t crc32[2];      /* of the header, which has that of the rest */
     unsigned char *bytes;   /* the file, then the matrices */
     qsf_low_rank *matrices; /* [n_matrices] */
@@ -42,9 +43,13 @@ qsf_status qsf_adapter_open(qsf_adapter *a, const char *path, qsf_reader *r, con
 size_t qsf_adapter_bytes(const qsf_adapter *a);
 
 /* Reads the file into `memory` (qsf_adapter_bytes, aligned to 64 bytes, borrowed by the layers),
- * checks it, and adds its matrices to layers [n_layers of c]. Closes the file, unless it fails. */
-qsf_status qsf_adapter_load(qsf_adapter *a, void *memory, const qsf_reader *r, const qsf_config *c,
-                            qsf_layer *layers);
+ * checks it, and adds its matrices to layers [n_layers of c], as those of adapter `idx`. Closes the
+ * file, unless it fails. */
+qsf_status qsf_adapter_load(qsf_adapter *a, uint32_t idx, void *memory, const qsf_reader *r,
+                            const qsf_config *c, qsf_layer *layers);
+
+/* QSF_ERR_ARG: the scale times the factor of a matrix is not finite. */
+qsf_status qsf_adapter_check_scale(const qsf_adapter *a, float scale);
 
 /* Closes the file; a second call does nothing. */
 void qsf_adapter_close(qsf_adapter *a);

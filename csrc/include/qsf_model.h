@@ -50,7 +50,7 @@ typedef enum qsf_io_method {
 /* An adapter of low rank (LoRA) that `qsf convert --lora ADAPTER --for FILE` made for the file. */
 typedef struct qsf_adapter_choice {
     const char *path; /* UTF-8 */
-    float scale;      /* finite: 1 is the adapter as it was trained */
+    float scale;      /* finite: 1 is the adapter as it was trained, 0 changes nothing */
 } qsf_adapter_choice;
 
 /* How to open a model. Fill it with qsf_options_default() before you set fields. */
@@ -105,8 +105,9 @@ typedef struct qsf_options {
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
      * important its layers are, or has four layers or fewer. */
     double quality;
-    /* [n_adapters], at most QSF_MAX_ADAPTERS: all of them change every session. Only open and
-     * plan read them. They stay in memory, inside the plan. QSF_ERR_ARG: one is of another file */
+    /* [n_adapters], at most QSF_MAX_ADAPTERS: they change sessions by these scales, until
+     * qsf_session_set_adapters() sets others. Only open and plan read them. They stay in memory,
+     * inside the plan. QSF_ERR_ARG: one is of another file */
     const qsf_adapter_choice *adapters;
     uint32_t n_adapters;
     /* A stage of a model that lies on several machines: only the n_layers layers from first_layer

@@ -14,6 +14,13 @@ QSF_C_BEGIN
 QSF_API qsf_status qsf_session_create(qsf_model *m, qsf_session **out);
 QSF_API void qsf_session_destroy(qsf_session *s);
 
+/* Sets by which scales the adapters that the model was opened with change this session: scales
+ * [n_scales], finite, 0: not at all. At first they are those of qsf_options. A session whose scales
+ * change holds no tokens afterwards. QSF_ERR_ARG: n_scales is not the model's n_adapters, a product
+ * is not finite, or the model is a stage, whose rows come from a process that does not know them.
+ */
+QSF_API qsf_status qsf_session_set_adapters(qsf_session *s, const float *scales, uint32_t n_scales);
+
 /* Brings the session one step closer to holding exactly tokens [n_tokens], n_tokens >= 1: drops
  * the tokens after the common prefix, then evaluates at most one chunk of the missing ones.
  * *n_done becomes the number of tokens that are evaluated. Call again until it equals n_tokens.

@@ -52,12 +52,12 @@ QSF_API qsf_status qsf_session_write_state(qsf_session *s, const qsf_state *stat
  * QSF_ERR_ARG: it was not, or a token is outside the vocabulary. */
 QSF_API qsf_status qsf_session_adopt_state(qsf_session *s, const uint32_t *tokens);
 
-/* Makes `to` hold the first n_tokens of `from`, with its logits if these are all its tokens. Both
- * share the KV memory until one evaluates further tokens: then it copies at most 32 positions.
- * Both are sessions of one model. No other call may use either meanwhile. QSF_ERR_ARG: `from`
- * holds fewer tokens, or could not be rewound to them; `to` is unchanged. Keys and values in the
- * file of a session (qsf_options.kv_folder) are copied: QSF_ERR_IO or QSF_ERR_DAMAGED if that
- * fails; `to` is empty then. */
+/* Makes `to` hold the first n_tokens of `from`, with its logits if these are all its tokens, and
+ * the scales of its adapters. Both share the KV memory until one evaluates further tokens: then it
+ * copies at most 32 positions. Both are sessions of one model. No other call may use either
+ * meanwhile. QSF_ERR_ARG: `from` holds fewer tokens, or could not be rewound to them; `to` is
+ * unchanged. Keys and values in the file of a session (qsf_options.kv_folder) are copied:
+ * QSF_ERR_IO or QSF_ERR_DAMAGED if that fails; `to` is empty then. */
 QSF_API qsf_status qsf_session_copy(qsf_session *to, const qsf_session *from, size_t n_tokens);
 
 /* ---- cdef end ---- */

@@ -101,9 +101,11 @@ static qsf_status add_layer_embedding(qsf_ops *o, const qsf_layer *l)
 }
 
 /* Writes the position of each row in its sequence, and its angles. */
-static void place_rows(const qsf_ops *o, const qsf_chunk *chunk)
+static void place_rows(qsf_ops *o, const qsf_chunk *chunk)
 {
     const qsf_scratch *const s = o->scratch;
+    o->segments = chunk->segments;
+    o->n_segments = chunk->n_segments;
     for (uint32_t i = 0; i < chunk->n_segments; i++) {
         const qsf_segment *const g = &chunk->segments[i];
         for (uint32_t t = 0; t < g->n_tokens; t++)
@@ -279,6 +281,7 @@ static uint32_t cut_segments(const qsf_chunk *chunk, qsf_segment *rest)
                 .first_row = i,
                 .n_tokens = 1,
                 .first_position = position,
+                .adapter_scales = g->adapter_scales,
             };
     }
     return n;

@@ -146,15 +146,42 @@ static size_t low_cols(const qsf_low_rank *r)
     return qsf_round_up(r->rank, QSF_TILE_ROWS);
 }
 
+/* Moves *token to the next of tokens [*token, end) that an adapter changes, and returns the end of
+ * those that it changes by the same scale from there on; *token if there are none. */
+static size_t find_changed(const qsf_ops *o, const qsf_low_rank *r, size_t end, size_t *token,
+                           float *scale)
+{
+    size_t to = *token;
+    *scale = 0.0F;
+    for (uint32_t i = 0; i < o->n_segments && to < end; i++) {
+        const qsf_segment *const g = &o->segments[i];
+        if (g->first_row + g->n_tokens <= to)
+            continue;
+        const float here = g->adapter_scales == NULL ? 0.0F : g->adapter_scales[r->adapter_idx];
+        if (*scale != 0.0F && here != *scale)
+            break;
+        to = QSF_MIN(end, g->first_row + g->n_tokens);
+        if (here == 0.0F)
+            *token = to;
+        *scale = here;
+    }
+    return to;
+}
+
 /* Adds the adapters of rows [row, row_end) of a matrix, of which `row` begins a tile row. */
 static void add_low_rank(const range *s, const part *p, size_t row, size_t row_end)
 {
     const qsf_linear *const l = p->linear;
+    const size_t stride = s->ops->config->low_cols;
     const float *z = l->low;
-    for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next)
-        s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row, z,
-                                      s->ops->config->low_cols, p->x->n_tokens, l->y + row,
-                                      l->y_stride);
+    for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
+        float scale;
+        size_t end;
+        for (size_t t = 0; (end = find_changed(s->ops, r, p->x->n_tokens, &t, &scale)) > t; t = end)
+            s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row,
+                                          z + t * stride, stride, end - t,
+                                          l->y + t * l->y_stride + row, l->y_stride);
+    }
 }
 
 /* Runs tile rows [begin, end) of a part: products, side products, bias and epilogue. */
@@ -273,27 +300,34 @@ typedef struct low_job {
     const qsf_acts *x;
 } low_job;
 
-/* low = factor * A x of the tokens of each item, for each adapter of its matrix */
+/* low = factor * scale * A x of tokens [first, end), for each adapter of the matrix */
+static void multiply_low(const low_job *job, const qsf_linear *l, size_t first, size_t end)
+{
+    const qsf_ops *const o = job->ops;
+    const qsf_kernels *const k = o->kernels;
+    const size_t stride = o->config->low_cols;
+    float *z = l->low;
+    for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
+        float scale;
+        size_t to;
+        for (size_t t = first; (to = find_changed(o, r, end, &t, &scale)) > t; t = to) {
+            const qsf_acts x = qsf_acts_rows(job->x, t, to - t);
+            (o->exact ? k->matmul_exact : k->matmul)[r->dtype](r->a, low_cols(r) / QSF_TILE_ROWS,
+                                                               &x, z + t * stride, stride);
+            for (; t < to; t++)
+                k->scale(z + t * stride, r->factor * scale, r->rank);
+        }
+    }
+}
+
 static void run_low_items(void *arg, size_t begin, size_t end, size_t worker_idx)
 {
     const low_job *const job = arg;
-    const qsf_kernels *const k = job->ops->kernels;
-    const size_t stride = job->ops->config->low_cols;
     (void)worker_idx;
     for (size_t i = begin; i < end; i++) {
-        const qsf_linear *const l = &job->linears[i % job->n_linears];
-        if (l->low_rank == NULL)
-            continue;
         const size_t first = i / job->n_linears * LOW_TOKENS;
-        const size_t n_left = job->x->n_tokens - first;
-        const qsf_acts x = qsf_acts_rows(job->x, first, QSF_MIN(n_left, LOW_TOKENS));
-        float *z = l->low + first * stride;
-        for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
-            (job->ops->exact ? k->matmul_exact : k->matmul)[r->dtype](
-                r->a, low_cols(r) / QSF_TILE_ROWS, &x, z, stride);
-            for (size_t t = 0; t < x.n_tokens; t++)
-                k->scale(z + t * stride, r->factor, r->rank);
-        }
+        multiply_low(job, &job->linears[i % job->n_linears], first,
+                     QSF_MIN(first + LOW_TOKENS, job->x->n_tokens));
     }
 }
 
@@ -301,8 +335,12 @@ static void run_low(const qsf_ops *o, const qsf_linear *linears, size_t n_linear
                     const qsf_acts *x)
 {
     bool has_any = false;
-    for (size_t i = 0; i < n_linears; i++)
-        has_any = has_any || linears[i].low_rank != NULL;
+    for (size_t i = 0; i < n_linears && !has_any; i++)
+        for (const qsf_low_rank *r = linears[i].low_rank; r != NULL && !has_any; r = r->next) {
+            size_t first = 0;
+            float scale;
+            has_any = find_changed(o, r, x->n_tokens, &first, &scale) > first;
+        }
     if (!has_any)
         return;
     low_job job = {o, linears, n_linears, x};

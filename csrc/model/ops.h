@@ -31,6 +31,7 @@ typedef struct qsf_segment {
     uint32_t first_row;
     uint32_t n_tokens;
     uint32_t first_position;
+    const float *adapter_scales; /* by adapter_idx of qsf_low_rank; NULL: no adapter changes it */
 } qsf_segment;
 
 typedef struct qsf_chunk {
@@ -195,12 +196,14 @@ typedef struct qsf_ops {
     const unsigned char
         *apart; /* raw bytes of another unit, which is used instead of the stream's; or NULL */
     qsf_scratch *scratch;
-    const qsf_rope *ropes;      /* [n_ropes of the config] */
-    const qsf_layer_kind *kind; /* of the layer that runs */
-    bool stores_only;           /* a mixer ends when keys and values are stored */
-    bool exact;                 /* f32 activations for all weight types */
-    uint32_t n_tokens;          /* rows of the current chunk */
-    qsf_stopwatch *stopwatch;   /* of the chunk, or NULL */
+    const qsf_rope *ropes;       /* [n_ropes of the config] */
+    const qsf_layer_kind *kind;  /* of the layer that runs */
+    bool stores_only;            /* a mixer ends when keys and values are stored */
+    bool exact;                  /* f32 activations for all weight types */
+    uint32_t n_tokens;           /* rows of the current chunk */
+    const qsf_segment *segments; /* [n_segments] of these rows */
+    uint32_t n_segments;
+    qsf_stopwatch *stopwatch; /* of the chunk, or NULL */
 } qsf_ops;
 
 /* Ends a lap of `phase`. After a parallel run the pool has the end time; otherwise the clock is

@@ -6,7 +6,6 @@ Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import math
 import os
@@ -93,7 +92,8 @@ def _run(request: Request) -> int:
     plans: dict[str, MemoryPlan] = {}  # of each alone
     has_grammars = not isinstance(constraints, str)
     for other in paths if request.is_plan or not request.serving.is_for_one(paths) else ():
-        parts, how = _staged(paths[other], _opening(paths[other], request, has_grammars), request)
+        how = _opening(paths[other], request, has_grammars)
+        parts, how = request.serving.planned(paths[other], how)
         plans[other] = call_with(Model.plan, paths[other], how)
         if request.is_plan:
             print(*parts, *plan_lines(plans[other]), sep="\n", flush=True)
@@ -103,7 +103,12 @@ def _run(request: Request) -> int:
             return command.EXIT_FAILED
     if request.is_plan:
         return 0
-    with _opened(path, opening, request) as model:
+
+    def note(text: str) -> None:
+        if not request.is_quiet:
+            command.say_line(text)
+
+    with request.serving.staged(path, opening, note) or Model.opened(path, opening) as model:
         sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(
             model,
@@ -119,33 +124,6 @@ def _run(request: Request) -> int:
         del constraints  # which leave memory with their model
         with one_process():
             return asyncio.run(_serve(server, model.info.plan, request.serving))
-
-
-def _staged(path: Path, opening: ModelOptions, request: Request) -> tuple[list[str], ModelOptions]:
-    """Return what the plan says of other machines, and the options of this one."""
-    serving = request.serving
-    if serving.machines is None or serving.ray is None:
-        return [], opening
-    from qsf.ray.stages import plan_stages
-
-    return plan_stages(path, opening, serving.machines, serving.ray)
-
-
-def _opened(
-    path: Path, opening: ModelOptions, request: Request
-) -> contextlib.AbstractContextManager[Model]:
-    """Return the model, here or over the machines of --machines."""
-    from qsf.model import Model
-
-    serving = request.serving
-    if serving.machines is None or serving.ray is None:
-        return Model.opened(path, opening)
-    from qsf.ray.stages import open_stages
-
-    return open_stages(
-        path, opening, serving.machines, address=serving.ray, timeout=serving.stage_timeout,
-        note=lambda text: None if request.is_quiet else command.say_line(text),
-    )  # fmt: skip
 
 
 def _load(
@@ -362,6 +340,11 @@ def make_server(
     aliases |= {other.removesuffix(".gguf"): name for other, name in aliases.items()}
     if len(paths) == 1:  # else the words are the names
         aliases |= dict.fromkeys([*words, *(Path(word).name for word in words)], next(iter(paths)))
+    adapters = [each.name for each in model.adapters if each.name]
+    for name in adapters:
+        if name in paths:
+            raise UsageError(f"--lora {name}=FILE: the model is called {name}, too")
+    aliases |= dict.fromkeys(adapters, next(iter(paths)))
     hosts = Hosts(
         paths,
         host,

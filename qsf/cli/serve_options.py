@@ -7,18 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from qsf.cli.machines import MachinesOptions
 from qsf.errors import QsfArgumentError
+from qsf.native.opening import read_adapters
 from qsf.options import (
-    CheckedOptions,
     Choice,
     Flag,
     Kind,
     ModelOptions,
     Number,
+    Size,
     Switch,
     Texts,
     Whole,
-    megabytes,
     option_field,
 )
 from qsf.serve.http.body import Duration
@@ -57,17 +58,8 @@ def _serve(default: Any, kind: Kind, help: str, default_help: str = "", **more: 
     )
 
 
-class Size(Whole):
-    """A whole number of MB of 2^20 bytes; on a command line a size."""
-
-    metavar = "SIZE"
-
-    def parse(self, text: str) -> int:
-        return super().parse(str(int(megabytes(text))))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions(CheckedOptions):
+class ServeOptions(MachinesOptions):
     """How to serve. Checked when made. Raises QsfArgumentError, which names the option."""
 
     host: str = _serve(
@@ -77,24 +69,6 @@ class ServeOptions(CheckedOptions):
         "--api-key-file",
     )
     port: int = _serve(8080, Whole(0, 65535), "port to listen on; 0: any that is free")
-    ray: str | None = _serve(
-        None,
-        Text("ADDRESS", may_be_empty=False),
-        "with --machines: a Ray cluster: HOST:PORT of its head, auto for the one that runs here, "
-        "or local (docs/machines.md)",
-    )
-    machines: int | None = _serve(
-        None,
-        Whole(2, 256),
-        "with --ray: put the layers of the model on so many machines, this one included, each in "
-        "the budget",
-    )
-    stage_timeout: float | None = _serve(
-        None,
-        Number(0.1, 86400),
-        "with --machines: seconds without an answer of another machine that are an error",
-        "60",
-    )
     parallel: int | None = _serve(
         None,
         Whole(1, _MOST_SESSIONS),
@@ -184,7 +158,7 @@ class ServeOptions(CheckedOptions):
     )
 
     def __post_init__(self) -> None:
-        CheckedOptions.__post_init__(self)
+        MachinesOptions.__post_init__(self)
         if self.prefix is not None and self.parallel == _MOST_SESSIONS:
             raise QsfArgumentError(
                 f"--prefix takes one of {_MOST_SESSIONS} sequences: --parallel may be at most "
@@ -250,6 +224,7 @@ def _parser() -> Parser:
         takes_several=True,
     )
     Group(parser, "serving", shows_all=True).add_options(ServeOptions, "serve")
+    Group(parser, "several machines", shows_all=True).add_options(MachinesOptions, "machines")
     group = Group(parser, "memory and speed", shows_all=True)
     group.add_options(ModelOptions)
     group.add_plan()
@@ -265,7 +240,7 @@ def parse(arguments: list[str]) -> Request:
     given = _parser().parse_args(arguments)
     if not given.model:
         raise UsageError("MODEL is missing: a .qsf file, a HuggingFace folder, a GGUF file")
-    serving = taken(ServeOptions, given, "serve")
+    serving = taken(ServeOptions, given, "")
     is_open = not is_loopback(serving.host)
     if is_open and serving.api_key_file is None and not serving.no_auth:
         raise UsageError(
@@ -287,10 +262,13 @@ def parse(arguments: list[str]) -> Request:
             "--kv-policy disk is for qsf run, qsf chat and qsf eval: all sessions of a server "
             "share one pool in memory; --kv-contexts says how much"
         )
+    opening = taken(ModelOptions, given)
+    if serving.machines is not None and any(each.name for each in read_adapters(opening)):
+        raise UsageError("--lora NAME=FILE is for one machine: leave NAME= out, or --machines")
     return Request(
         models=tuple(given.model),
         serving=serving,
-        opening=taken(ModelOptions, given),
+        opening=opening,
         is_quiet=given.quiet,
         is_plan=given.plan,
         is_yes=given.yes,

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 from qsf.errors import QsfUnsupportedError
 from qsf.file.layout import Compression
 from qsf.native._qsf import ffi, lib
-from qsf.native.binding import check_status
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -78,15 +77,6 @@ def pack_blocks(
             yield n_raw, future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def unpack_block(compression: int, packed: bytes, raw_bytes: int) -> bytes:
-    """Return the ``raw_bytes`` bytes of a block that `pack_block` has made smaller."""
-    if compression == Compression.ZSTD:
-        return bytes(load_codec(compression).ZstdDecompressor().decompress(packed))
-    room = ffi.new("char[]", raw_bytes)
-    check_status(lib.qsf_lz4_unpack(ffi.from_buffer(packed), len(packed), room, raw_bytes))
-    return bytes(ffi.buffer(room))
 
 
 _MARK: Final = b"LZ4\n"  # JSON cannot begin so

@@ -71,10 +71,6 @@ class LayerKind(KindFields):
         return self.n_value_heads * self.value_dim
 
     @property
-    def n_decays(self) -> int:
-        return self.n_value_heads * (self.key_dim if self.has_channel_decays else 1)
-
-    @property
     def value_head_dim(self) -> int:
         return self.latent_rank or self.head_dim
 
@@ -82,21 +78,6 @@ class LayerKind(KindFields):
     def query_dim(self) -> int:
         """Dimensions of a query of latent attention, before K_UP."""
         return self.nope_dim + self.head_dim - self.latent_rank
-
-    def mixer_dims(self, dim: int) -> tuple[int, int, int, int]:
-        """Return the rows of the matrices stored as Q, K, V, and the columns of the next one."""
-        if self.latent_rank:
-            queries = self.query_rank or self.n_heads * self.query_dim
-            return queries, self.head_dim, 0, self.n_heads * self.latent_value_dim
-        if self.mixer == Mixer.DELTA:
-            keys = self.n_key_heads * self.key_dim
-            return keys, keys, self.values, self.values
-        if self.mixer == Mixer.SHORT_CONV:
-            return dim, dim, dim, dim
-        if not self.has_attention:
-            return 0, 0, 0, 0
-        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
-        return q, kv, kv, q
 
     def state_bytes(self, dim: int) -> int:
         """Return the bytes of a recurrent state: a convolution's inputs, and matrices of heads."""

@@ -65,7 +65,6 @@ def pass_units(n_layers: int) -> list[UnitId]:
     return [EMBEDDING_UNIT, *map(layer_unit, range(n_layers)), FINAL_UNIT]
 
 
-HEADS: Final = (TensorType.HEAD, TensorType.HEAD_REST)
 TABLES: Final = (TensorType.EMBEDDING, TensorType.OWN_TABLE)  # with checksums of bands in EBND
 EXACT: Final = (  # f16 or f32 alone
     TensorType.EXPERT_ROUTER, TensorType.BETA, TensorType.DECAY, TensorType.DECAY_UP,
@@ -87,10 +86,6 @@ OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
 }
 
 
-# Types whose tiles share their scales: these need whole multiples of so many columns.
-HEAD_COLS: Final = dict.fromkeys(
-    (Dtype.Q2_K, Dtype.Q3_K, Dtype.Q4_K, Dtype.Q5_K, Dtype.Q6_K, Dtype.IQ4_XS), 256
-)
 KEPT: Final = (
     *(Dtype(i) for i in range(Dtype.MXFP4, Dtype.Q6_K + 1)),
     *(Dtype(i) for i in range(Dtype.Q2_K, Dtype.IQ4_XS + 1)),
@@ -110,41 +105,6 @@ def padded(n_bytes: int, align: int) -> int:
 def band_bytes(n_cols: int, dtype: int) -> int:
     """Return the bytes of one row of tiles: 16 rows, ``n_cols`` columns padded to 64."""
     return -(-n_cols // BLOCK) * DTYPES[dtype][1]
-
-
-def tensor_fault(
-    type: int, n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int
-) -> str | None:
-    is_table = layout == Layout.OUTLIERS
-    if n_entries and not is_table:
-        return f"{n_entries} outliers (reserved) in layout {layout}, allowed: 0"
-    for name, value in (("rows", n_rows), ("columns", n_cols)):
-        if not 1 <= value <= MAX_EXTENT_ROWS:
-            return f"{value} {name}, allowed: 1 .. {MAX_EXTENT_ROWS}"
-    if is_table != (TensorType.Q_OUTLIERS <= type <= TensorType.FFN_DOWN_OUTLIERS):
-        return f"tensor type {type} in layout {layout}, allowed: types 29 .. 35 in layout 2 alone"
-    if is_table:
-        if dtype != Dtype.F16:
-            return f"outliers of type {dtype} ({dtype_name(dtype)}), allowed: f16"
-        most = min(MAX_OUTLIERS, n_rows * n_cols // LEAST_WEIGHTS_PER_OUTLIER)
-        if not 1 <= n_entries <= most:
-            return f"{n_entries} outliers, allowed: 1 .. {most}"
-        return None
-    if layout == Layout.VECTOR:
-        if n_rows != 1:
-            return f"a vector with {n_rows} rows, allowed: 1"
-        if dtype not in (Dtype.F16, Dtype.F32):
-            return f"a vector of type {dtype} ({dtype_name(dtype)}), allowed: f16, f32"
-    elif layout == Layout.TILES:
-        if dtype not in DTYPES or dtype == Dtype.MIXED:
-            name = dtype_name(dtype)
-            return f"tiles of type {dtype} ({name}), allowed: 0 .. 4, 6 .. {max(Dtype)}"
-        head_cols = HEAD_COLS.get(Dtype(dtype), 1)
-        if n_cols % head_cols:
-            return f"{n_cols} columns of {dtype_name(dtype)}, allowed: multiples of {head_cols}"
-    else:
-        return f"layout {layout}, allowed: 0, 1, 2"
-    return None
 
 
 def tensor_bytes(n_rows: int, n_cols: int, dtype: int, layout: int, n_entries: int = 0) -> int:

@@ -34,6 +34,7 @@ MAX_STATE_BYTES: Final = 1 << 42
 _ALIGN: Final = 4096
 _HEADER: Final = struct.Struct("<4sIIIIIQII8x32sQ36xI")
 _NOTE_NAMES: Final = {"messages", "model", "kv_type", "owner"}
+_LATER_NAMES: Final = {"adapters"}  # only in the note of a session that has it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class SessionHead:
         model: the model's name, for people.
         kv_type: type of keys and values, for people.
         owner: the client of a server that may use it.
+        adapters: the scales of the model's adapters, if they are not those that it was opened with.
     """
 
     key: bytes
@@ -59,12 +61,15 @@ class SessionHead:
     model: str = ""
     kv_type: str = ""
     owner: str = field(default="", repr=False)
+    adapters: Sequence[float] = ()
 
     def note(self) -> bytes:
         """Return the head as JSON. Raises QsfArgumentError for messages that JSON lacks."""
         try:
             note = {name: getattr(self, name) for name in sorted(_NOTE_NAMES)}
             note["messages"] = list(self.messages)
+            if self.adapters:
+                note["adapters"] = list(self.adapters)
             data = json.dumps(note, ensure_ascii=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise QsfArgumentError(f"messages cannot be kept: {error}") from error
@@ -334,7 +339,7 @@ def _parse_note(data: bytes, memory_bytes: int) -> dict[str, Any]:
         note = read_json(data, memory_bytes=memory_bytes)
     except JsonError as error:
         raise QsfFormatError(f"the note cannot be read: {error}") from error
-    if not isinstance(note, dict) or set(note) != _NOTE_NAMES:
+    if not isinstance(note, dict) or set(note) - _LATER_NAMES != _NOTE_NAMES:
         raise QsfFormatError(f"the note must have {', '.join(sorted(_NOTE_NAMES))}")
     for name in _NOTE_NAMES - {"messages"}:
         if not isinstance(note[name], str):
@@ -345,4 +350,7 @@ def _parse_note(data: bytes, memory_bytes: int) -> dict[str, Any]:
         for message in messages
     ):
         raise QsfFormatError("the note: messages must be a list of objects with role and content")
+    scales = note.get("adapters", [])
+    if not isinstance(scales, list) or not all(type(scale) in (int, float) for scale in scales):
+        raise QsfFormatError("the note: adapters must be a list of numbers")
     return note

@@ -15,156 +15,27 @@ import os
 import struct
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from qsf.errors import QsfArgumentError
+from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file import layout as lay
 from qsf.file.blocks import load_codec, pack_blocks
-from qsf.file.kinds import LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
+from qsf.file.kinds import LayerKind, RopeSet, pack_tables, plain_kind
 from qsf.file.layout import (
     Arch,
     Compression,
-    Dtype,
     Header,
-    Layout,
-    Positions,
     Role,
     Stored,
     Tensor,
-    TensorType,
     UnitId,
 )
 from qsf.file.output import Data, Output
-
-_T = TensorType
-# An expert is an FFN without sparse outliers and norms.
-_EXPERT_TENSORS: Final = tuple(
-    row
-    for row in lay.LAYER_TENSORS
-    if row[2] in ("FFN", "OUT", "GATED") and row[1] != Layout.OUTLIERS and row[0] != _T.FFN_SUB_NORM
-)
-_FINAL_ORDER: Final = (
-    _T.FINAL_QUERY, _T.FINAL_NORM, _T.FINAL_NORM_BIAS, _T.DENSE, _T.JOIN, _T.HEAD_BIAS,
-)  # fmt: skip
-EXPERT_TYPES: Final = (
-    _T.FFN_GATE, _T.FFN_UP, _T.FFN_DOWN,
-    _T.FFN_GATE_OUTLIERS, _T.FFN_UP_OUTLIERS, _T.FFN_DOWN_OUTLIERS,
-)  # fmt: skip
-
-
-def layer_shapes(h: Header, kind: LayerKind, own_width: int) -> dict[int, tuple[int, int]]:
-    q, k, v, mixed = kind.mixer_dims(h.dim)
-    per_head = kind.qk_norm == QkNorm.PER_HEAD
-    extents = {
-        "ONE": 1,
-        "DIM": h.dim,
-        "Q": q,
-        "K": k,
-        "V": v,
-        "MIXED": mixed,
-        "GATE": kind.n_heads if kind.output_gate == 2 else kind.gate_rank or mixed,
-        "RANK": kind.gate_rank,
-        "DECAY": kind.gate_rank or kind.n_decays,
-        "DECAYS": kind.n_decays,
-        "VALUE_HEADS": kind.n_value_heads,
-        "VALUE": kind.value_dim,
-        "VALUES": kind.values,
-        "CHANNELS": kind.channels(h.dim),
-        "HEADS": kind.n_heads,
-        "QUERIES": kind.n_heads * kind.query_dim,
-        "QUERY_RANK": kind.query_rank,
-        "LATENTS": kind.n_heads * kind.latent_rank,
-        "LATENT": kind.latent_rank,
-        "NOPE": kind.nope_dim,
-        "Q_NORM": kind.head_dim if per_head else q,
-        "K_NORM": kind.head_dim if per_head else kind.latent_rank or k,
-        "CONV": kind.n_taps * kind.channels(h.dim),
-        "FFN": kind.ffn_dim,
-        "EXPERTS": kind.n_experts,
-        "PLE": own_width,
-        "JOINED": 2 * h.dim,
-        "QUERIED": (3 if kind.has_own_inputs else 1) * h.dim,
-        "MESSAGES": 4 * h.dim,
-        "LOOPED": kind.message_rank,
-        "RELATIVE": kind.n_heads * kind.relative_dim,
-        "PROFILES": kind.relative_dim * kind.relative_extent,
-        "KV_CONV": kind.n_taps * k,
-        "DIM_CONV": kind.n_taps * h.dim,
-        "TAPS": kind.n_kv_heads * kind.n_taps,
-    }
-    return {row[0]: (extents[row[3]], extents[row[4]]) for row in lay.LAYER_TENSORS}
-
-
-def expert_shapes(h: Header, kind: LayerKind) -> dict[int, tuple[int, int]]:
-    extents = {"ONE": 1, "DIM": h.dim, "FFN": kind.expert_dim}
-    return {row[0]: (extents[row[3]], extents[row[4]]) for row in _EXPERT_TENSORS}
-
-
-def unit_shapes(
-    h: Header,
-    kinds: Sequence[LayerKind],
-    unit: UnitId,
-    own_width: int,
-    head_rows: int = 0,
-    vector_dim: int = 0,
-    target_dim: int = 0,
-) -> dict[int, tuple[int, int]]:
-    """Return [rows, cols] of each tensor of a unit; ``kinds`` are those of the layers.
-
-    ``head_rows`` are the rows of HEAD if HEAD_REST has the others, ``vector_dim`` those of DENSE.
-    ``target_dim``: of ``Arch``.
-    """
-    if unit.role == Role.LAYER:
-        return layer_shapes(h, kinds[unit.layer], own_width)
-    if unit.role == Role.EXPERT:
-        return expert_shapes(h, kinds[unit.layer])
-    return {
-        _T.EMBEDDING: (h.n_vocab, h.dim),
-        _T.FINAL_QUERY: (1, h.dim),
-        _T.FINAL_NORM: (1, h.dim),
-        _T.FINAL_NORM_BIAS: (1, h.dim),
-        _T.DENSE: (vector_dim or h.dim, h.dim),
-        _T.JOIN: (h.dim, 2 * target_dim),
-        _T.HEAD_BIAS: (1, h.n_vocab),
-        _T.HEAD: (head_rows or h.n_vocab, h.dim),
-        _T.HEAD_REST: (h.n_vocab - head_rows, h.dim),
-        _T.OWN_TABLE: (h.n_vocab, h.n_layers * own_width),
-    }
-
-
-def unit_order(role: Role, *, is_tied: bool) -> tuple[TensorType, ...]:
-    return {
-        Role.EMBEDDING: (_T.EMBEDDING,),
-        Role.LAYER: tuple(row[0] for row in lay.LAYER_TENSORS),
-        Role.FINAL: _FINAL_ORDER if is_tied else (*_FINAL_ORDER, *lay.HEADS),
-        Role.EXPERT: tuple(row[0] for row in _EXPERT_TENSORS),
-        Role.OWN_TABLE: (_T.OWN_TABLE,),
-    }[role]
-
-
-def head_rows_of(h: Header, tensors: Iterable[tuple[int, int]]) -> int:
-    """Return the rows of HEAD if HEAD_REST may follow, else 0; ``tensors`` are (type, rows)."""
-    rows = next((n_rows for kind, n_rows in tensors if kind == _T.HEAD), 0)
-    return rows if rows < h.n_vocab and rows % lay.TILE_ROWS == 0 else 0
-
-
-def check_order(
-    order: Sequence[int], earlier: Sequence[tuple[int, int]], kind: int, index: int, name: str
-) -> None:
-    """Refuse a tensor that may not follow the ``earlier`` ones, each (type, index).
-
-    Experts repeat gate, up and down, so only types are compared.
-    """
-    if kind not in order:
-        raise QsfArgumentError(f"{name}: does not belong in this unit")
-    if (kind, index) in earlier:
-        raise QsfArgumentError(f"{name}: index {index} is written twice")
-    if index == 0 and any(order.index(t) > order.index(kind) for t, _ in earlier):
-        raise QsfArgumentError(f"{name}: comes after type {earlier[-1][0]}, allowed: before it")
+from qsf.file.reader import Reader
 
 
 def pack_tensor(t: Tensor, unit_idx: int) -> bytes:
@@ -229,8 +100,9 @@ class Writer(Output):
     renames it to its path; leaving it with an exception removes the temporary and keeps what was
     there.
 
-    Every method raises QsfArgumentError if a reader would not accept the result, and QsfIOError
-    with the path and the bytes written if the system refuses.
+    Every method raises QsfArgumentError for a call out of turn or a wrong number of bytes, the end
+    if the engine's reader does not accept the file, and QsfIOError with the path and the bytes
+    written if the system refuses. Shapes of a layer's tensors are checked when it is opened to run.
     """
 
     def __init__(
@@ -263,7 +135,6 @@ class Writer(Output):
         self._parts = (layer_kinds, rope_sets)
         self._tables = pack_tables(header, arch, *self._parts, QsfArgumentError)
         self._kinds = layer_kinds or (plain_kind(header, arch),) * header.n_layers
-        self._is_tied = arch.tied_head or arch.is_encoder  # no head of its own
         self._n_threads = n_threads or min(_MAX_THREADS, os.cpu_count() or 1)
         self._entries: list[lay.Section] = []
         self._units: list[_OpenUnit] = []  # complete units
@@ -332,24 +203,12 @@ class Writer(Output):
         if not left or unit != left[0]:
             expected = f"{left[0].name} does" if left else "none is left"
             raise QsfArgumentError(f"{unit.name} does not come next: {expected}")
-        if dtype not in tuple(Dtype):
-            raise QsfArgumentError(f"quantisation type {dtype}, allowed: 0 .. {max(Dtype)}")
-        self._check_compression(unit, compression)
-        if not 0.0 <= importance <= lay.F32_MAX:
-            raise QsfArgumentError(f"importance {importance:g}, allowed: finite, 0 or more")
+        load_codec(compression)
         self._align(lay.UNIT_ALIGN)
         self._unit = _OpenUnit(unit, self._at, dtype, compression, importance)
 
     def _left(self, role: Role) -> deque[UnitId]:
         return self._next_experts if role == Role.EXPERT else self._next_units
-
-    def _check_compression(self, unit: UnitId, compression: int) -> None:
-        if compression not in tuple(Compression):
-            raise QsfArgumentError(f"compression {compression}, allowed: 0 .. {max(Compression)}")
-        if compression != Compression.NONE:
-            if unit.role != Role.LAYER:
-                raise QsfArgumentError("only layers can be compressed")
-            load_codec(compression)
 
     def _put_raw(self, unit: _OpenUnit, data: Data) -> None:
         self._append(data)
@@ -380,25 +239,6 @@ class Writer(Output):
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
-        name = f"{unit.id.name}, tensor type {type} [{n_rows}, {n_cols}]"
-        fault = lay.tensor_fault(type, n_rows, n_cols, dtype, layout, n_entries)
-        if fault is not None:
-            raise QsfArgumentError(f"{name}: {fault}")
-        parts = [*((t.type, t.n_rows) for t in unit.tensors), (type, n_rows)]
-        head_rows = head_rows_of(self.header, parts)
-        arch, kinds = self._arch, self._kinds
-        shapes = unit_shapes(
-            self.header, kinds, unit.id, arch.own_width, head_rows, n_rows, arch.target_dim
-        )
-        shape = shapes.get(type)
-        if shape is not None and index == 0 and shape != (n_rows, n_cols):
-            raise QsfArgumentError(f"{name}: the header makes it [{shape[0]}, {shape[1]}]")
-        if not 0 <= index <= 0xFFFF or (index and type not in EXPERT_TYPES):
-            raise QsfArgumentError(f"{name}: index {index}, allowed: 0, or an expert's number")
-        if type in (*lay.TABLES, *lay.HEADS) and layout != Layout.TILES:
-            raise QsfArgumentError(f"{name}: allowed: layout tiles")
-        order = unit_order(unit.id.role, is_tied=self._is_tied)
-        check_order(order, [(t.type, t.index) for t in unit.tensors], type, index, name)
         n_bytes = lay.tensor_bytes(n_rows, n_cols, dtype, layout, n_entries)
         fields = (type, n_rows, n_cols, dtype, layout, index)
         self._put_raw(unit, lay.TENSOR_HEADER.pack(*fields, n_entries, b""))
@@ -483,12 +323,9 @@ class Writer(Output):
         unit = self._open_unit()
         if self._tensor is not None:
             raise QsfArgumentError(f"tensor type {self._tensor.type} has not ended")
-        if not unit.tensors:
-            raise QsfArgumentError(f"{unit.id.name} has no tensor")
         unit.stored_bytes = unit.raw_bytes
         if unit.compression != Compression.NONE:
             unit.compression, unit.stored_bytes = self._compress(unit)
-        self._check_fixed(unit)
         if unit.id.role == Role.EXPERT:
             key = (unit.dtype, *unit.tensors)
             template = self._templates.setdefault(key, unit.id)
@@ -497,21 +334,6 @@ class Writer(Output):
         self._left(unit.id.role).popleft()
         self._unit = None
         return Stored(Compression(unit.compression), unit.stored_bytes, unit.raw_bytes)
-
-    def _check_fixed(self, unit: _OpenUnit) -> None:
-        """Refuse a final unit without its norm, or without all rows of its head unless tied."""
-        if unit.id.role != Role.FINAL:
-            return
-        types = [t.type for t in unit.tensors]
-        if TensorType.FINAL_NORM not in types:
-            raise QsfArgumentError("the final unit has no final norm")
-        if not self._is_tied and types[-1] not in lay.HEADS:
-            raise QsfArgumentError("the final unit has no output head, and it is not tied")
-        n_rows = sum(t.n_rows for t in unit.tensors if t.type in lay.HEADS)
-        if not self._is_tied and n_rows != self.header.n_vocab:
-            raise QsfArgumentError(
-                f"the output head has {n_rows} rows, needed: {self.header.n_vocab}"
-            )
 
     def _compress(self, unit: _OpenUnit) -> tuple[Compression, int]:
         """Compress the layer after its raw bytes, then move it over them if that saves enough.
@@ -561,25 +383,10 @@ class Writer(Output):
         most = lay.MAX_TEXT_BYTES.get(tag, len(data))
         if len(data) > most:
             raise QsfArgumentError(f"section {tag}: {len(data)} bytes, allowed: up to {most}")
-        h = self.header
-        if tag == "WPOS" and h.positions == Positions.LEARNED:
-            n_bytes = h.max_tokens * h.dim * 2  # of f16
-            if len(data) not in (n_bytes, 2 * n_bytes):
-                raise QsfArgumentError(
-                    f"section WPOS: {len(data)} bytes, the header makes it {n_bytes} in f16 and"
-                    f" {2 * n_bytes} in f32"
-                )
         self._put_section(tag, data, is_required=_IS_REQUIRED.get(tag, required))
 
     def _put_section(self, tag: str, data: Data, *, is_required: bool = True) -> lay.Section:
         n_bytes = memoryview(data).nbytes
-        if n_bytes == 0:
-            raise QsfArgumentError(f"section {tag} is empty, allowed: 1 byte or more")
-        if any(e.tag == tag for e in self._entries):
-            raise QsfArgumentError(f"section {tag} is written twice")
-        n_kept_free = 0 if tag in _RESERVED_TAGS else len(_RESERVED_TAGS)
-        if len(self._entries) == lay.MAX_SECTIONS - n_kept_free:
-            raise QsfArgumentError(f"section {tag}: the directory is full")
         self._align(lay.DATA_ALIGN)
         entry = lay.Section(tag, self._at, n_bytes, zlib.crc32(data), is_required)
         self._append(data)
@@ -620,12 +427,21 @@ class Writer(Output):
         self._require_open()
         try:
             self._put_tables()
+            self._check()
             self._take_name()
             self._is_finished = True
         finally:
             self.abort()
             if not self._is_finished:
                 self._unlink()
+
+    def _check(self) -> None:
+        """Let the engine's reader check all tables. Raises QsfArgumentError with its text."""
+        try:
+            Reader(self._temporary).close()
+        except QsfFormatError as error:
+            text = str(error).replace(str(self._temporary), str(self.path))
+            raise QsfArgumentError(text) from None
 
     def _put_tables(self) -> None:
         h = self.header
@@ -637,8 +453,6 @@ class Writer(Output):
                 f"{missing[0].name} is missing: {len(self._units)} of"
                 f" {len(self._units) + len(missing)} units are written"
             )
-        if h.positions == Positions.LEARNED and all(e.tag != "WPOS" for e in self._entries):
-            raise QsfArgumentError("the positions are learned, but there is no section WPOS")
         units = sorted(self._units, key=lambda unit: unit.id)
         index = self._put_section("UNIT", _pack_units(units))
         tensors = b"".join(

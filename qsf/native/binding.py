@@ -19,7 +19,7 @@ from qsf.native._facts import ModelFields, OptionFields, PlanFields, StatsFields
 from qsf.native._qsf import ffi, lib
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -583,6 +583,14 @@ class NativeSession(_Handle):
     def count_common(self, tokens: array[int]) -> int:
         n_common = lib.qsf_session_common(self._live_handle(), _tokens(tokens), len(tokens))
         return int(n_common)
+
+    def set_adapters(self, scales: Sequence[float]) -> None:
+        """Set the scales of the model's adapters; if they change, the session holds no tokens."""
+        try:
+            given = ffi.new("float[]", list(scales))
+        except (OverflowError, TypeError) as error:
+            raise errors.QsfArgumentError(f"scales of adapters cannot be {scales!r}") from error
+        check_status(lib.qsf_session_set_adapters(self._live_handle(), given, len(given)))
 
     def rewind(self, n_tokens: int) -> None:
         check_status(lib.qsf_session_rewind(self._live_handle(), n_tokens))

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qsf.errors import QsfArgumentError, QsfFormatError, QsfMemoryError, QsfUnsupportedError
@@ -63,27 +64,52 @@ def native_options(options: ModelOptions, reserve_bytes: int = 0) -> binding.Opt
         io_method=None if options.io is None else IO_METHODS.index(options.io),
         io_depth=options.io_depth,
         quality=options.quality,
-        adapters=tuple(map(adapter_and_scale, options.adapters)) or None,
+        adapters=tuple(
+            (each.path, 0.0 if each.name else each.scale) for each in read_adapters(options)
+        )
+        or None,
         first_layer=first,
         n_layers=end - first,
     )
 
 
-def adapter_and_scale(text: str) -> tuple[str, float]:
-    """Return the path of an adapter and its scale, 1 if the text has no colon and number.
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter of ``ModelOptions.lora``: with a name it changes only sessions that choose it."""
+
+    path: str
+    scale: float
+    name: str = ""
+
+
+def read_adapter(text: str) -> Adapter:
+    """Read ``NAME=PATH:SCALE``, of which all but the path may be left out.
 
     Raises QsfArgumentError for a scale that is not finite, or 0.
     """
+    named = re.fullmatch(r"([\w.-]+)=(.+)", text, re.DOTALL)
+    if named is not None and not Path(text).exists():
+        return replace(read_adapter(named[2]), name=named[1])
     place, colon, said = text.rpartition(":")
     if not place or not colon or Path(text).exists():
-        return text, 1.0
+        return Adapter(text, 1.0)
     try:
         scale = float(said)
     except ValueError:
-        return text, 1.0  # a colon can be part of a path
+        return Adapter(text, 1.0)  # a colon can be part of a path
     if not math.isfinite(scale) or scale == 0:
         raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number, or is 0")
-    return place, scale
+    return Adapter(place, scale)
+
+
+def read_adapters(options: ModelOptions) -> tuple[Adapter, ...]:
+    """Return the adapters. Raises QsfArgumentError for a scale, and for two of one name."""
+    adapters = tuple(map(read_adapter, options.adapters))
+    names = [each.name for each in adapters if each.name]
+    for name in names:
+        if names.count(name) > 1:
+            raise QsfArgumentError(f"--lora: two adapters are called {name}", argument="lora")
+    return adapters
 
 
 def temporary_folder() -> str:

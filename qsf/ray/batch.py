@@ -16,7 +16,7 @@ from qsf.file.layout import HEADER_BYTES
 from qsf.file.open_file import is_qsf_file
 from qsf.foreign_json import JsonError, read_json
 from qsf.model import Model
-from qsf.native.opening import BYTES_PER_MB, adapter_and_scale, budget_mb
+from qsf.native.opening import BYTES_PER_MB, budget_mb, read_adapters
 from qsf.options import GenerationOptions, ModelOptions, Whole, call_with, check_value
 from qsf.ray.cluster import connect, import_ray, live_nodes
 
@@ -132,8 +132,10 @@ def wherever(path: str | os.PathLike[str]) -> str:
 
 def wherever_files(opening: ModelOptions) -> ModelOptions:
     """Return the options with such paths of adapters and of a draft model."""
-    adapters = [adapter_and_scale(text) for text in opening.adapters]
-    lora = tuple(f"{wherever(path)}:{scale!r}" for path, scale in adapters)
+    lora = tuple(
+        f"{each.name}{'=' if each.name else ''}{wherever(each.path)}:{each.scale!r}"
+        for each in read_adapters(opening)
+    )
     draft = opening.draft if opening.draft in ("auto", "off") else wherever(opening.draft)
     return replace(opening, lora=lora, draft=draft)
 
@@ -143,7 +145,7 @@ def headers_of(path: str | os.PathLike[str], opening: ModelOptions) -> tuple[byt
 
     The first is empty if the file is not here.
     """
-    adapters = [adapter_and_scale(text)[0] for text in opening.adapters]
+    adapters = [each.path for each in read_adapters(opening)]
     found = [] if is_qsf_file(path) else [b""]
     for each in [*([] if found else [path]), *adapters]:
         try:

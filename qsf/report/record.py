@@ -19,8 +19,6 @@ from qsf.foreign_json import JsonError, read_json
 from qsf.kv import parse_kv_type
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from qsf.file.reader import Reader
 
 

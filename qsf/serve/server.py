@@ -29,7 +29,7 @@ from qsf.serve.http.problems import Problem, invalid, problem_of
 from qsf.serve.scheduling.job import Event, Job
 from qsf.serve.scheduling.metrics import Metrics
 from qsf.serve.scheduling.scheduler import Scheduler
-from qsf.serve.serving import Serving
+from qsf.serve.serving import LATEST, Serving
 from qsf.shell import command
 
 _KINDS = ("application/json", "", "application/x-www-form-urlencoded")  # what `curl -d` says
@@ -99,6 +99,7 @@ class Server:
         yield get("/v1/models", "the models", self._models)
         yield page(_ONE_MODEL, "a model", self._answer_model)
         yield of_model("/props", "defaults and the plan of memory", text_api.props)
+        yield of_model("/lora-adapters", "the adapters", text_api.adapters)
         yield of_model("/slots", "what each sequence does", text_api.slots)
         yield of_model("/tokenizer_info", "texts of special tokens", text_api.tokenizer_info)
         yield page("/metrics", "counters for Prometheus", self._answer_metrics)
@@ -110,15 +111,24 @@ class Server:
             yield from api.ROUTES
 
     def _models(self) -> dict[str, Any]:
-        created = self._created
-        entries = [text_api.model_entry(self.hosts, name, created) for name in self.hosts.paths]
-        return {"object": "list", "data": entries}
+        return {"object": "list", "data": self._model_entries()}
+
+    def _model_entries(self) -> list[dict[str, Any]]:
+        """Return the models, and the adapters with names of those in memory."""
+        entries = []
+        for name in self.hosts.paths:
+            entry = text_api.model_entry(self.hosts, name, self._created)
+            host = self.hosts.loaded.get(name)
+            adapters = () if host is None else host.serving.model.adapters
+            names = [each.name for each in adapters if each.name]
+            entries += [entry, *({**entry, "id": each, "parent": name} for each in names)]
+        return entries
 
     async def _answer_model(self, exchange: Exchange, _owner: str) -> None:
         name = exchange.head.path.removeprefix(_MODELS)
-        if name not in self.hosts.paths:
+        entry = next((each for each in self._model_entries() if each["id"] == name), None)
+        if entry is None:
             raise Problem(404, "not_found", f"there is no model {name[:100]!r}")
-        entry = text_api.model_entry(self.hosts, name, self._created)
         await exchange.send(to_json(entry))
 
     # ---- life ----
@@ -247,6 +257,8 @@ class Server:
         if route.body is not None and kind not in _KINDS:
             text = f"the body must be application/json, not {kind[:50]!r}"
             raise Problem(415, "not_json", text)
+        if (coding := head.get("content-encoding").lower()) not in ("", "identity"):
+            raise Problem(415, "not_plain", f"the body must not be compressed: {coding[:50]!r}")
         has_body = (
             head.get("content-length") not in ("", "0") or "transfer-encoding" in head.headers
         )
@@ -297,8 +309,9 @@ class Server:
         return await self._loop.run_in_executor(self._texts, call)
 
     @asynccontextmanager
-    async def _using(self, exchange: Exchange) -> AsyncIterator[Host]:
-        """Give the model that a request names, loaded if need be.
+    async def _using(self, exchange: Exchange) -> AsyncIterator[tuple[Host, str | None]]:
+        """Give the model that a request names, loaded if need be, and the adapter's name, if it is
+        that of one.
 
         The values of its body are made later: the memory plan has room for those of one body, and
         a request may wait long for its model.
@@ -307,7 +320,9 @@ class Server:
             lambda: read_name(exchange.body, self._body_memory)
         )
         async with self.hosts.using(name, is_loading=not is_leaving) as host:
-            yield host
+            names = [each.name for each in host.serving.model.adapters if each.name]
+            adapter = (name or "").removesuffix(LATEST)
+            yield host, adapter if adapter in names else None
 
     def _decode(self, route: Route, exchange: Exchange, serving: Serving) -> tuple[Any, list[str]]:
         """Return what a request asks for, and the names of its fields that nobody knows."""
@@ -322,12 +337,16 @@ class Server:
     async def _complete(
         self, route: Route, make_encoder: type[Encoder], exchange: Exchange, owner: str
     ) -> str:
-        async with self._using(exchange) as host:
+        async with self._using(exchange) as (host, adapter):
             serving = host.serving
             decode = partial(self._decode, route, exchange, serving)
             ask: Ask
             ask, ask.ignored = await self._in_thread(decode)
             exchange.drop_body()
+            usual = serving.model.adapter_scales()
+            if ask.adapters is None and adapter is not None:
+                ask.adapters = serving.model.adapter_scales(adapter)
+            ask.adapters = None if ask.adapters == usual else ask.adapters
             kept = ask.keep_seconds
             host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
             encoder = make_encoder(ask, serving)
@@ -343,7 +362,7 @@ class Server:
         return _note(encoder.choices)
 
     async def _answer_text(self, route: Route, exchange: Exchange) -> None:
-        async with self._using(exchange) as host:
+        async with self._using(exchange) as (host, _):
 
             def answer() -> bytes:
                 return to_json(self._decode(route, exchange, host.serving)[0])

@@ -16,6 +16,7 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import NoReturn
 
 
@@ -40,30 +41,6 @@ def _one_blas_thread() -> None:
     """
     for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ.setdefault(name, "1")
-
-
-def run() -> NoReturn:
-    start("run")
-
-
-def convert() -> NoReturn:
-    start("convert")
-
-
-def inspect() -> NoReturn:
-    start("inspect")
-
-
-def evaluate() -> NoReturn:
-    start("eval")
-
-
-def bench() -> NoReturn:
-    start("bench")
-
-
-def serve() -> NoReturn:
-    start("serve")
 
 
 def _collect_seldom() -> None:
@@ -121,6 +98,15 @@ def start(verb: str) -> NoReturn:
 
     module, _, function = VERBS[verb][0].partition(":")
     sys.exit(getattr(import_module(module), function)())
+
+
+def _starter(verb: str) -> Callable[[], NoReturn]:
+    return lambda: start(verb)
+
+
+run, convert, inspect, evaluate, bench, serve = map(
+    _starter, ("run", "convert", "inspect", "eval", "bench", "serve")
+)
 
 
 _FIRST_STEPS = """QSF runs language models in much less memory than they have weights.

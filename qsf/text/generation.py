@@ -192,7 +192,7 @@ def answer_values(
     one that generates no text, which needs no tokenizer.
     """
     constraint = options.constraint
-    decoder = IncrementalDecoder(None)
+    decoder = IncrementalDecoder()
     if has_text:
         # A constraint covers the whole answer, which then has no thoughts.
         prompt = tokens if constraint is None else ()

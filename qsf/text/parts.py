@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from qsf.native import binding
+    from qsf.native.opening import Adapter
     from qsf.options import GenerationOptions
-    from qsf.text.chat import ChatTemplate
-    from qsf.text.embedding import TextVectors
-    from qsf.text.tokenizer import Tokenizer
 
 
 # Most memory for parsing CHAT: the least reserve, which is unused at that time.
@@ -122,6 +120,7 @@ class OpenedModel:
     end_ids: frozenset[int]
     vectors: TextVectors
     name: str = ""  # the file's name, for people
+    adapters: tuple[Adapter, ...] = ()
     # The open Sessions, a class of a higher layer
     sessions: WeakSet[Any] = field(default_factory=WeakSet)
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -141,6 +140,19 @@ class OpenedModel:
             for session in tuple(self.sessions):
                 session.close()
             self.native.close()
+
+    def adapter_scales(self, name: str | None = None) -> tuple[float, ...]:
+        """Return the scales of adapters without a name, and of the one that is called ``name``.
+
+        Raises QsfArgumentError for another name.
+        """
+        names = [each.name for each in self.adapters if each.name]
+        if name is not None and name not in names:
+            known = f"there are {', '.join(names)}" if names else "none has a name"
+            raise QsfArgumentError(
+                f"no adapter is called {name!r}: {known} (lora='NAME=FILE')", argument="adapter"
+            )
+        return tuple(each.scale if each.name in ("", name) else 0.0 for each in self.adapters)
 
     @property
     def input_bytes(self) -> int:

@@ -3,16 +3,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from qsf.errors import QsfArgumentError
-from qsf.native.text import Text
+from qsf.native._qsf import ffi, lib
+from qsf.native.binding import check_status, record
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
 
-    from qsf.native.text import TextDecoder
+_uninitialised = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 def byte_of_char() -> dict[str, int]:
@@ -36,8 +39,19 @@ def max_text_bytes(max_tokens: int) -> int:
     return max(64 << 10, 16 * max_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a vocabulary is; fields as ``qsf_text_facts`` in qsf.h."""
+
+    model: str
+    n_tokens: int
+    n_ids: int
+    n_bytes: int
+    room_bytes: int
+
+
 class Tokenizer:
-    """The tokenizer of one model: the section TEXT, which the converter wrote.
+    """The tokenizer of one model: the section TEXT, which the converter wrote. For all threads.
 
     Args:
         source: the path of a .qsf file, or the bytes of the section.
@@ -56,24 +70,33 @@ class Tokenizer:
     def __init__(
         self, source: str | os.PathLike[str] | bytes, *, bos_id: int | None = None
     ) -> None:
-        self._text = Text(source)
-        self._special_ids = frozenset(self._text.special_ids())
-        self._prefix = self._text.encode(b"", parse_special=False, add_prefix=True)
+        out = ffi.new("qsf_text **")
+        if isinstance(source, bytes):
+            check_status(lib.qsf_text_create(ffi.from_buffer(source), len(source), out))
+        else:
+            check_status(lib.qsf_text_open(os.fsencode(source), out))
+        self._handle: Any = ffi.gc(out[0], lib.qsf_text_close)
+        facts = ffi.new("qsf_text_facts *")
+        lib.qsf_text_info(self._handle, facts)
+        self._facts = record(_Facts, facts)
+        ids = ffi.new("uint32_t[]", lib.qsf_text_special(self._handle, ffi.NULL, 0) + 1)
+        n_ids = lib.qsf_text_special(self._handle, ids, len(ids))
+        self._special_ids = frozenset(ids[0:n_ids])
+        self._prefix = self._ids(b"", lib.QSF_TOKENIZE_PREFIX)
         self.bos_id = bos_id
 
     @property
     def description(self) -> str:
-        facts = self._text.facts
-        return f"{facts.model} of {facts.n_tokens:,} tokens in the engine"
+        return f"{self._facts.model} of {self._facts.n_tokens:,} tokens in the engine"
 
     @property
     def n_bytes(self) -> int:
-        return self._text.facts.n_bytes
+        return self._facts.n_bytes
 
     @property
     def special_names(self) -> tuple[str, ...]:
         names = (
-            self._text.token_name(token_id).decode("utf-8", "replace")
+            self._bytes_of(lib.qsf_token_name, token_id).decode("utf-8", "replace")
             for token_id in self._special_ids
         )
         return tuple(sorted((name for name in names if name), key=lambda name: (-len(name), name)))
@@ -85,16 +108,21 @@ class Tokenizer:
     @property
     def n_vocab(self) -> int:
         """The number of tokens, added ones included."""
-        return self._text.facts.n_tokens
+        return self._facts.n_tokens
 
     def token_id(self, name: str) -> int | None:
         """Return the id of the token called ``name`` in the vocabulary, or None."""
-        if self._text.facts.model != "byte-level BPE":
-            return self._text.find(name.encode(), is_added=False)
+        if self._facts.model != "byte-level BPE":
+            return self._find(name.encode(), is_added=False)
         table = byte_of_char()
         if all(char in table for char in name):
-            return self._text.find(bytes(table[char] for char in name), is_added=False)
-        return self._text.find(name.encode(), is_added=True)
+            return self._find(bytes(table[char] for char in name), is_added=False)
+        return self._find(name.encode(), is_added=True)
+
+    def _find(self, name: bytes, *, is_added: bool) -> int | None:
+        """Return the token with this name; if two share it, ``is_added`` selects one."""
+        token_id = lib.qsf_token_find(self._handle, ffi.from_buffer(name), len(name), is_added)
+        return None if token_id == lib.QSF_TOKEN_NONE else int(token_id)
 
     def encode(
         self,
@@ -131,10 +159,11 @@ class Tokenizer:
                 f"has at most {max_text_bytes(max_tokens)}",
                 argument="prompt",
             )
+        flags = lib.QSF_TOKENIZE_SPECIAL if parse_special else 0
         n_chars = len(text) if max_tokens is None else 8 * max_tokens
         while max_tokens is not None and n_chars < len(text):
             # The cut may change the tokens near it, but never this many.
-            n_tokens = len(self._bare_ids(text[:n_chars], parse_special=parse_special))
+            n_tokens = len(self._ids(text[:n_chars].encode(), flags))
             if n_tokens > max_tokens + 64:
                 whole = n_tokens * len(text) // n_chars
                 raise QsfArgumentError(
@@ -143,7 +172,7 @@ class Tokenizer:
                     argument="prompt",
                 )
             n_chars *= 2
-        ids = self._bare_ids(text, parse_special=parse_special)
+        ids = self._ids(data, flags)
         if not add_prefix or (self._prefix and ids[: len(self._prefix)] == self._prefix):
             return ids
         return [*self._prefix, *ids]
@@ -159,18 +188,48 @@ class Tokenizer:
                 raise
         return self.encode_beginning(text[: len(text) // 2], most, **options)
 
-    def _bare_ids(self, text: str, *, parse_special: bool) -> list[int]:
-        return self._text.encode(text.encode(), parse_special=parse_special, add_prefix=False)
+    def _ids(self, data: bytes, flags: int) -> list[int]:
+        """Return the ids of UTF-8, as ``qsf_tokenize``; other threads run meanwhile."""
+        count = ffi.new("size_t *")
+        n_room = len(data) // 2 + 64
+        while True:
+            ids = _uninitialised("uint32_t[]", n_room)
+            text = ffi.from_buffer(data)
+            check_status(lib.qsf_tokenize(self._handle, text, len(data), flags, ids, n_room, count))
+            if count[0] <= n_room:
+                return list(ffi.unpack(ids, count[0])) if count[0] else []
+            n_room = count[0]
 
     def token_bytes(self, token_id: int, *, skip_special: bool = True) -> bytes:
         """Return the bytes of one token: b"" for a special or unknown token."""
         if skip_special and token_id in self._special_ids:
             return b""
-        return self._text.token_bytes(token_id)
+        return self._bytes_of(lib.qsf_token_text, token_id)
+
+    def _bytes_of(self, function: Any, token_id: int) -> bytes:
+        """Return the bytes of a token, b"" if it does not exist."""
+        if not 0 <= token_id < self._facts.n_ids:
+            return b""
+        out = ffi.new("char[]", self._facts.room_bytes)
+        n_bytes = function(self._handle, token_id, out, self._facts.room_bytes)
+        return bytes(ffi.buffer(out, n_bytes))
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """Return the text of a whole sequence. Bytes that are not UTF-8 become U+FFFD."""
-        return self._text.decode(ids, skip_special=skip_special)
+        valid_ids = array("I", (token_id for token_id in ids if 0 <= token_id < self._facts.n_ids))
+        flags = lib.QSF_DETOKENIZE_START | (0 if skip_special else lib.QSF_DETOKENIZE_SPECIAL)
+        count = ffi.new("size_t *")
+        n_room = 16 * len(valid_ids) + 64
+        while True:  # other threads run meanwhile
+            out = _uninitialised("char[]", n_room)
+            pointer = ffi.from_buffer("uint32_t[]", valid_ids)
+            n_ids = len(valid_ids)
+            check_status(
+                lib.qsf_detokenize(self._handle, pointer, n_ids, flags, out, n_room, count)
+            )
+            if count[0] <= n_room:
+                return str(ffi.buffer(out, count[0]), "utf-8")
+            n_room = count[0]
 
     def incremental(
         self, *, at_start: bool = False, skip_special: bool = True
@@ -180,29 +239,29 @@ class Tokenizer:
         ``at_start``: the first token begins a text, so a SentencePiece vocabulary's leading space
         is dropped; False if the tokens continue a text.
         """
-        return IncrementalDecoder(self._text.decoder(at_start=at_start, skip_special=skip_special))
+        flags = (lib.QSF_DETOKENIZE_START if at_start else 0) | (
+            0 if skip_special else lib.QSF_DETOKENIZE_SPECIAL
+        )
+        return _TextDecoder(self._handle, self._facts, flags)
 
 
 class IncrementalDecoder:
     """Decodes one token after another; never half a character.
 
     The pieces of ``push`` and the last ``flush`` together are the decoded text. U+FFFD is
-    emitted only for bytes of which no continuation could make a character.
+    emitted only for bytes of which no continuation could make a character. This one is for what
+    generates no text; ``Tokenizer.incremental`` makes others.
     """
 
     _reasoning = ""  # since the last call
 
-    def __init__(self, decoder: TextDecoder | None) -> None:
-        """Made by ``Tokenizer.incremental``; with None for what generates no text."""
-        self._native = decoder
-
     def push(self, token_id: int) -> str:
         """Return the text that is complete with this token: often "", never half a character."""
-        return "" if self._native is None else self._native.push(token_id)
+        return ""
 
     def flush(self) -> str:
         """Return the rest: U+FFFD for an unfinished character, else ""."""
-        return "" if self._native is None else self._native.flush()
+        return ""
 
     def take_reasoning(self) -> str:
         """Return the reasoning since the last call, which is not part of the answer."""
@@ -217,6 +276,32 @@ class IncrementalDecoder:
     def end_of_thoughts(self) -> list[int]:
         """Return the tokens that end the thoughts, while it ``is_thinking``."""
         return []
+
+
+class _TextDecoder(IncrementalDecoder):
+    """A ``qsf_text_decoder``; for one thread at a time."""
+
+    def __init__(self, text: Any, facts: _Facts, flags: int) -> None:
+        self._text, self._n_ids = text, facts.n_ids
+        self._n_room = max(3, facts.room_bytes)
+        self._out = ffi.new("char[]", self._n_room)
+        self._count = ffi.new("size_t *")
+        self._state = ffi.new("qsf_text_decoder *")
+        lib.qsf_decoder_init(text, flags, self._state)
+
+    def push(self, token_id: int) -> str:
+        if not 0 <= token_id < self._n_ids:
+            return ""
+        check_status(
+            lib.qsf_decoder_push(
+                self._text, self._state, token_id, self._out, self._n_room, self._count
+            )
+        )
+        return bytes(ffi.buffer(self._out, self._count[0])).decode()
+
+    def flush(self) -> str:
+        n_bytes = lib.qsf_decoder_flush(self._state, self._out)
+        return bytes(ffi.buffer(self._out, n_bytes)).decode()
 
 
 def protect_special(text: str, names: Sequence[str], seam: str) -> str:

@@ -14,13 +14,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "python"))
 
-from make.expert_attacks import EXPERT_ATTACKS, EXPERTS  # noqa: E402
+from make.kind_attacks import EXPERT_ATTACKS, EXPERTS  # noqa: E402
 from make.kind_models import MIXED, SHARED, Layer, T, kind, write_model  # noqa: E402
 from qsf.file.kinds import ExpertScore, ExpertWeights, Ffn, GroupScore  # noqa: E402
 from qsf.file.layout import Arch, Dtype, TensorType  # noqa: E402
 from qsf.file.reader import Reader  # noqa: E402
 
-# One of each rule of the reader; tests/python/make/expert_attacks.py has them all.
+# One of each rule of the reader; tests/python/make/kind_attacks.py has them all.
 READER_SEEDS = {
     "experts_more_than_chosen": "kind: chosen 5 of 4",
     "experts_missing": "UNIT: one is missing",

@@ -25,14 +25,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType
-from qsf_converter.calibrate import compensation, transforms
+from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType, UnitId
+from qsf_converter.calibrate import transforms
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding, round_plainly
-from qsf_converter.calibrate.sensitivity import round_matrix
+from qsf_converter.calibrate.sensitivity import Divergence, round_matrix
 from qsf_converter.calibrate.state import CalibrationState
-from qsf_converter.original.divergence import Divergence
 from qsf_converter.original.layers import Original, for_each
-from qsf_converter.original.weights import Weights
+from qsf_converter.original.weights import Choice, Weights, route
 from qsf_converter.rounding.pieces import (
     Piece,
     RoundedPiece,
@@ -56,6 +55,7 @@ Group = tuple[TensorType, ...]
 _FINE_HEADS: Final = (Dtype.F32, Dtype.F16, Dtype.Q8)  # not worth a pass of the original
 _HEAD_ROWS: Final = 16384  # of the head at once
 _SAMPLES_AT_ONCE: Final = 8  # in sums
+LEAST_TOKENS: Final = 64  # tokens for fitting that feedback of an expert needs
 _SAMPLES_TO_CHOOSE: Final = 16  # enough samples to choose transforms, and for a tied head
 
 FEEDBACK: Final = "feedback"
@@ -99,6 +99,35 @@ class _Side:
         if not self.dense:
             return np.zeros_like(self.xs)
         return np.stack([self.dense[i] for i in range(len(self.xs))])
+
+
+@dataclass(slots=True)
+class _Routed:
+    """The experts of a layer in one of both models; ``inputs`` and ``total``, the sum of their
+    outputs, are [n_tokens, dim], of all samples.
+    """
+
+    weights: Weights
+    choice: Choice
+    inputs: Float32Array
+    total: Float32Array
+
+    @classmethod
+    def of(cls, original: Original, side: _Side) -> _Routed:
+        assert side.ffn_inputs is not None
+        of_router, inputs = (
+            of.reshape(-1, of.shape[-1])
+            for of in original.routed_inputs(side.weights, side.ffn_inputs, side.xs)
+        )
+        choice = route(side.weights.kind, side.weights, of_router)
+        return cls(side.weights, choice, inputs, np.zeros_like(inputs))
+
+    def add(self, original: Original, number: int, expert: Weights) -> None:
+        """Add the outputs of an expert for the tokens that chose it."""
+        tokens, shares = self.choice.tokens_of(number)
+        if len(tokens):
+            hidden = original.ffn_hidden(expert, self.inputs[tokens])
+            self.total[tokens] += shares * original.ffn_output(expert, hidden)
 
 
 _Sides = tuple[_Side, _Side]  # of the original, and of the rounded model
@@ -290,47 +319,54 @@ class Calibration:
         """Yield a layer and its experts, one after another."""
         tensors, sides = self._layer(unit, streams)
         yield RoundedUnit(unit, tensors)
-        n_tokens, dim = self._tokens.shape[1], self._plan.facts.header.dim
-        inputs: list[list[Float32Array]] = []
-        for side in sides:
-            assert side.ffn_inputs is not None
-            of_side = self._original.routed_inputs(side.weights, side.ffn_inputs, side.xs)
-            inputs.append([of.reshape(-1, dim) for of in of_side])
-        part = compensation.RoutedPart(
-            self._original,
-            sides[0].weights,
-            sides[1].weights,
-            (inputs[0][0], inputs[1][0]),
-            (inputs[0][1], inputs[1][1]),
-            self._n_fitted * n_tokens,
-        )
-        dense = [side.dense_outputs() for side in sides]
-        sums = (np.zeros_like(streams.exact), np.zeros_like(streams.rounded))
-        both = (sums[0].reshape(-1, dim), sums[1].reshape(-1, dim))
+        routed = [_Routed.of(self._original, side) for side in sides]
+        for number in range(sides[0].weights.kind.n_experts):
+            targets = self._original.targets(unit.id.of_expert(number))
+            yield self._expert(number, unit.id.of_expert(number), tuple(targets), routed)
+            self._advance(sum(target.source_bytes for target in targets))
+        for side, of_side in zip(sides, routed, strict=True):
+            dense, total = side.dense_outputs(), of_side.total.reshape(side.xs.shape)
+            side.xs[:] = self._original.joined(side.weights, side.xs, side.beside, dense, total)
 
-        def targets(expert: int) -> dict[TensorType, Target]:
-            own = self._original.targets(unit.id.of_expert(expert))
-            return {t.rule.target: t for t in own if t.rule.target is not None}
-
-        for expert in part.round_into(targets, self._round_expert, self._n_threads, both):
-            of_expert = targets(expert.number)
-            planned = PlannedUnit(
-                Place.EXPERT, unit.id.of_expert(expert.number), tuple(of_expert.values())
+    def _expert(
+        self, number: int, id_: UnitId, targets: tuple[Target, ...], routed: Sequence[_Routed]
+    ) -> RoundedUnit:
+        """Round an expert with what the fitted tokens that chose it read, and add its outputs."""
+        exact, rounded = routed
+        assert exact.weights.expert is not None
+        weights = exact.weights.expert(number)
+        by_kind = {t.rule.target: t for t in targets if t.rule.target is not None}
+        n_fitted = self._n_fitted * self._tokens.shape[1]
+        tokens, shares = exact.choice.tokens_of(number)
+        tokens, shares = tokens[tokens < n_fitted], shares[tokens < n_fitted]
+        is_plain = len(tokens) < LEAST_TOKENS
+        stored, done = weights.changed(), dict[TensorType, Rounded]()
+        z, y = exact.inputs[tokens], rounded.inputs[tokens]
+        for group in ((T.FFN_GATE, T.FFN_UP), (T.FFN_DOWN,)):
+            if T.FFN_DOWN in group:
+                z, y = (self._original.ffn_hidden(w, x) for w, x in ((weights, z), (stored, y)))
+            rounding = None
+            if not is_plain:
+                sums = InputSums(y.shape[1])
+                sums.add(z * shares, y * shares, None)
+                rounding = Rounding(sums, self._n_threads)
+            for kind in (kind for kind in group if kind in weights):
+                done[kind] = self._round_expert(rounding, by_kind[kind], weights[kind])
+                stored[kind] = done[kind].stored
+        exact.add(self._original, number, weights)
+        rounded.add(self._original, number, stored)
+        tensors = [
+            RoundedTensor(target, (as_vector(target, weights[kind]),))
+            if target.is_vector
+            else RoundedTensor(
+                target,
+                (as_matrix(Piece.whole(target), done[kind]),),
+                None if is_plain or target.dtype == Dtype.MXFP4 else FEEDBACK,
             )
-            tensors = [
-                RoundedTensor(target, (as_vector(target, expert.weights[kind]),))
-                if target.is_vector
-                else RoundedTensor(
-                    target,
-                    (as_matrix(Piece.whole(target), expert.rounded[kind]),),
-                    None if expert.is_plain or target.dtype == Dtype.MXFP4 else FEEDBACK,
-                )
-                for kind, target in of_expert.items()
-            ]
-            yield RoundedUnit(planned, tensors, expert.share)
-            self._advance(sum(t.source_bytes for t in of_expert.values()))
-        for side, of_dense, total in zip(sides, dense, sums, strict=True):
-            side.xs[:] = self._original.joined(side.weights, side.xs, side.beside, of_dense, total)
+            for kind, target in by_kind.items()
+        ]
+        share = len(tokens) / max(1, n_fitted)
+        return RoundedUnit(PlannedUnit(Place.EXPERT, id_, targets), tensors, share)
 
     def _round_expert(
         self, rounding: Rounding | None, target: Target, rows: Float32Array

@@ -15,7 +15,7 @@ al. 2025). Both damp H, because the sums of few tokens are noisy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,9 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import Dtype, TensorType
-from qsf_converter.original.layers import Original, for_each
-from qsf_converter.original.weights import Choice, Weights, route
+from qsf.file.layout import Dtype
+from qsf_converter.original.layers import for_each
 from qsf_converter.rounding.outliers import Entries, split, table_mask
 from qsf_converter.rounding.plan import Target
 from qsf_converter.rounding.quantisers import ErrorSums, feedback_rows, quantise_rows
@@ -219,103 +218,6 @@ def _inverse_of_upper(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
     out[half:, half:] = _inverse_of_upper(matrix[half:, half:])
     out[:half, half:] = -out[:half, :half] @ matrix[:half, half:] @ out[half:, half:]
     return out
-
-
-LEAST_TOKENS: Final = 64  # tokens for fitting that feedback needs
-
-# Rounds a matrix with the sums of its inputs; None: to nearest.
-Round = Callable[[Rounding | None, Target, Float32Array], Rounded]
-
-
-@dataclass(frozen=True, slots=True)
-class RoundedExpert:
-    number: int
-    weights: Weights  # of the original
-    rounded: dict[TensorType, Rounded]  # of its matrices
-    share: float  # of the tokens that chose it
-    is_plain: bool  # was rounded to nearest, for lack of tokens
-
-
-class RoutedPart:
-    """The experts of one layer, and their inputs [n_tokens, dim] in both models."""
-
-    def __init__(
-        self,
-        original: Original,
-        exact: Weights,
-        stored: Weights,
-        of_router: tuple[Float32Array, Float32Array],
-        inputs: tuple[Float32Array, Float32Array],
-        n_fitted: int,
-    ) -> None:
-        """Store the layer, the inputs of router and experts, and the number of fitted tokens."""
-        self._original = original
-        self._exact, self._stored = exact, stored
-        self._z, self._y = inputs
-        self._n_fitted = n_fitted
-        kind = exact.kind
-        self._of_exact = route(kind, exact, of_router[0])
-        self._of_rounded = route(kind, stored, of_router[1])
-
-    def round_into(
-        self,
-        targets: Callable[[int], dict[TensorType, Target]],
-        round_: Round,
-        n_threads: int,
-        streams: tuple[Float32Array, Float32Array],
-    ) -> Iterator[RoundedExpert]:
-        """Yield each expert, rounded, whose output is then in both streams [n_tokens, dim]."""
-        assert self._exact.expert is not None
-        for number in range(self._exact.kind.n_experts):
-            weights = self._exact.expert(number)
-            yield self._rounded(number, weights, targets(number), round_, n_threads, streams)
-
-    def _rounded(
-        self,
-        number: int,
-        exact: Weights,
-        targets: dict[TensorType, Target],
-        round_: Round,
-        n_threads: int,
-        streams: tuple[Float32Array, Float32Array],
-    ) -> RoundedExpert:
-        tokens, share_of = self._of_exact.tokens_of(number)
-        is_fitted = tokens < self._n_fitted
-        tokens, share_of = tokens[is_fitted], share_of[is_fitted]
-        is_plain = len(tokens) < LEAST_TOKENS
-        stored, rounded = exact.changed(), dict[TensorType, Rounded]()
-
-        def round_group(kinds: tuple[TensorType, ...], z: Float32Array, y: Float32Array) -> None:
-            rounding = None
-            if not is_plain:
-                sums = InputSums(y.shape[1])
-                sums.add(z * share_of, y * share_of, None)
-                rounding = Rounding(sums, n_threads)
-            for kind in kinds:
-                rounded[kind] = round_(rounding, targets[kind], exact[kind])
-                stored[kind] = rounded[kind].stored
-
-        z, y = self._z[tokens], self._y[tokens]
-        round_group(
-            tuple(kind for kind in (TensorType.FFN_GATE, TensorType.FFN_UP) if kind in exact), z, y
-        )
-        hidden = (self._original.ffn_hidden(w, x) for w, x in ((exact, z), (stored, y)))
-        round_group((TensorType.FFN_DOWN,), *hidden)
-        for choice, w, inputs, stream in (
-            (self._of_exact, exact, self._z, streams[0]),
-            (self._of_rounded, stored, self._y, streams[1]),
-        ):
-            self._add(choice, number, w, inputs, stream)
-        share = len(tokens) / max(1, self._n_fitted)
-        return RoundedExpert(number, exact, rounded, share, is_plain)
-
-    def _add(
-        self, choice: Choice, number: int, w: Weights, inputs: Float32Array, stream: Float32Array
-    ) -> None:
-        tokens, weights = choice.tokens_of(number)
-        if len(tokens):
-            hidden = self._original.ffn_hidden(w, inputs[tokens])
-            stream[tokens] += weights * self._original.ffn_output(w, hidden)
 
 
 def round_plainly(target: Target, rows: Float32Array) -> Rounded:

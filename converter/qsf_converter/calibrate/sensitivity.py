@@ -21,7 +21,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.errors import QsfArgumentError, QsfConversionError
+from qsf.errors import QsfConversionError
 from qsf.file import layout
 from qsf.file.layout import FINAL_UNIT, OWN_TABLE_UNIT, Dtype, Role, TensorType, UnitId, layer_unit
 from qsf_converter.original.layers import Original
@@ -124,10 +124,9 @@ def measure(
         progress: called with the tokens done and all; a token counts in each stream, once a layer
             and once for its predictions.
 
-    Raises QsfArgumentError for token ids or candidates that the model does not have,
-    QsfConversionError when a weight cannot be rounded or the model computes no finite numbers.
+    Raises QsfConversionError when a weight cannot be rounded or the model computes no finite
+    numbers.
     """
-    _check(original, samples, candidates)
     return _Measurement(original, samples, candidates, progress).run()
 
 
@@ -383,6 +382,64 @@ class _Measurement:
         )
 
 
+class Divergence:
+    """Compares the predictions of two models, from logits of one part of the vocabulary at a time.
+
+    KL(p || q) needs the sum of exp(logit) of both models and the sum of p * (difference of the
+    logits). All three are accumulated over the parts, relative to the largest logit so far, so
+    memory never holds a whole row of logits.
+    """
+
+    def __init__(self, tokens: NDArray[np.integer]) -> None:
+        self._next = tokens[:, 1:]
+        shape = self._next.shape
+        self._largest = np.full((2, *shape), -np.inf)
+        self._sums = np.zeros((2, *shape))  # of exp(logit - largest)
+        self._product = np.zeros(shape)  # of exp(original - its largest) * (original - changed)
+        self._chosen = np.zeros((2, *shape))  # logits of the actual token
+        self._likeliest = np.zeros((2, *shape), np.int64)
+
+    def add(self, sample: int, start: int, original: Float32Array, changed: Float32Array) -> None:
+        wanted = self._next[sample]
+        at = np.flatnonzero((wanted >= start) & (wanted < start + original.shape[1]))
+        models: tuple[NDArray[np.floating], ...] = (original[:-1].astype(np.float64), changed[:-1])
+        for i, logits in enumerate(models):
+            best = logits.argmax(axis=1)
+            largest = logits[np.arange(len(logits)), best]
+            before = self._largest[i, sample]
+            self._likeliest[i, sample][largest > before] = start + best[largest > before]
+            now = np.maximum(before, largest)
+            shrink = np.exp(before - now)
+            grown = np.exp(logits - now[:, None])
+            self._sums[i, sample] = self._sums[i, sample] * shrink + grown.sum(axis=1)
+            self._largest[i, sample] = now
+            self._chosen[i, sample][at] = logits[at, wanted[at] - start]
+            if i == 0:
+                gained = (grown * (original[:-1] - changed[:-1])).sum(axis=1)
+                self._product[sample] = self._product[sample] * shrink + gained
+
+    @property
+    def n_tokens(self) -> int:
+        return self._next.size
+
+    @property
+    def kl(self) -> NDArray[np.float64]:
+        """KL(original || changed) in nats, [n_samples, n_tokens - 1]."""
+        log_sums = np.log(self._sums) + self._largest
+        kl: NDArray[np.float64] = self._product / self._sums[0] - log_sums[0] + log_sums[1]
+        return kl
+
+    @property
+    def perplexities(self) -> tuple[float, float]:
+        losses = np.log(self._sums) + self._largest - self._chosen
+        original, changed = np.exp(losses.mean(axis=(1, 2)))
+        return float(original), float(changed)
+
+    @property
+    def top1_agreement(self) -> float:
+        return float((self._likeliest[0] == self._likeliest[1]).mean())
+
+
 class _LogSum:
     """Accumulates log sum exp over ranges of logits, for [n_samples, n_tokens]."""
 
@@ -404,32 +461,6 @@ class _LogSum:
 
     def all(self) -> NDArray[np.float64]:
         return np.asarray(self._most + np.log(self._sum))
-
-
-def _check(
-    original: Original, samples: NDArray[np.integer], candidates: Mapping[str, Collection[Dtype]]
-) -> None:
-    if samples.ndim != 2 or not samples.size:
-        raise QsfArgumentError(
-            f"calibration samples of shape {list(samples.shape)}: two axes needed"
-        )
-    n_vocab = original.header.n_vocab
-    least, most = int(samples.min()), int(samples.max())
-    if least < 0 or most >= n_vocab:
-        raise QsfArgumentError(
-            f"calibration tokens {least} .. {most}, the vocabulary is 0 .. {n_vocab - 1}"
-        )
-    if samples.shape[1] > original.header.max_tokens:
-        raise QsfArgumentError(
-            f"calibration samples of {samples.shape[1]} tokens, the model takes at most"
-            f" {original.header.max_tokens}"
-        )
-    names = {target.name for target in _matrices(original)}
-    for name, types in candidates.items():
-        if name not in names:
-            raise QsfArgumentError(f"the model has no matrix {name} to measure")
-        if not types or any(dtype not in TILE_DTYPES for dtype in types):
-            raise QsfArgumentError(f"the types of {name} are {list(types)}, not of matrices")
 
 
 def _matrices(original: Original) -> list[Target]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
@@ -289,11 +289,14 @@ class Original:
                 for start, rows in _row_ranges(target, self._checkpoint):
                     yield target.share.first + start, rows
 
-    def logits(self, x: Float32Array) -> Float32Array:
+    def logits(
+        self, x: Float32Array, head_rows: Iterable[tuple[int, Float32Array]] | None = None
+    ) -> Float32Array:
+        """Return the logits of a stream [n_tokens, width]; ``head_rows``: as the method's."""
         vectors = self.vectors(FINAL_UNIT)
         x = self.final_norm(vectors, x)
         out = np.empty((len(x), self.header.n_vocab), np.float32)
-        for start, rows in self.head_rows():
+        for start, rows in self.head_rows() if head_rows is None else head_rows:
             out[:, start : start + len(rows)] = self.finish_logits(vectors, x @ rows.T, start)
         return out
 

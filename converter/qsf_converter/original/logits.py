@@ -9,6 +9,7 @@ amount too.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -16,11 +17,10 @@ from typing import Final
 import numpy as np
 
 from qsf.evaluate.evaluation import Window
-from qsf.file.layout import FINAL_UNIT, Dtype, UnitId, layer_unit
+from qsf.file.layout import FINAL_UNIT, Dtype, layer_unit
 from qsf.foreign_json import read_json
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.layers import Original
-from qsf_converter.original.weights import Weights
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.checkpoint import Float32Array
 from qsf_converter.sources.source import Source, open_source
@@ -57,9 +57,10 @@ class OriginalLogits:
         )
         if original.arch.tied_head:
             n_weights += header.n_vocab * header.dim
-        self._has_room = 4 * n_weights <= memory_bytes
-        self._kept: dict[UnitId, Weights] = {}
-        self._kept_head: list[tuple[int, Float32Array]] = []
+        has_room = 4 * n_weights <= memory_bytes
+        self._weights = functools.lru_cache(None if has_room else 0)(original.weights)
+        kept_rows = functools.cache(lambda: list(original.head_rows()))
+        self._head_rows = kept_rows if has_room else original.head_rows
 
     @property
     def n_vocab(self) -> int:
@@ -83,7 +84,7 @@ class OriginalLogits:
             states = self._states(windows[start:end], advance)
             for window, state in zip(windows[start:end], states, strict=True):
                 for first, last in window.blocks(max_rows):
-                    yield self._head(state[first:last])
+                    yield self._original.logits(state[first:last], self._head_rows())
             start = end
 
     def _batch_end(self, windows: Sequence[Window], start: int) -> int:
@@ -107,36 +108,7 @@ class OriginalLogits:
             for i in range(0, len(x), step):
                 x[i : i + step] = original.layer(weights, x[i : i + step])
                 advance(step * tokens.shape[1] / n_layers)
-        final = original.vectors(FINAL_UNIT)
-        states, _ = original.parts(x)
-        for i in range(len(x)):
-            states[i] = original.final_norm(final, x[i])
-        return states
-
-    def _weights(self, unit: UnitId) -> Weights:
-        if unit in self._kept:
-            return self._kept[unit]
-        weights = self._original.weights(unit)
-        if self._has_room:
-            self._kept[unit] = weights
-        return weights
-
-    def _head_rows(self) -> Iterator[tuple[int, Float32Array]]:
-        if not self._has_room:
-            yield from self._original.head_rows()
-            return
-        if not self._kept_head:
-            self._kept_head = list(self._original.head_rows())
-        yield from self._kept_head
-
-    def _head(self, states: Float32Array) -> Float32Array:
-        original = self._original
-        final = original.vectors(FINAL_UNIT)
-        out = np.empty((len(states), self.n_vocab), np.float32)
-        for start, rows in self._head_rows():
-            part = original.finish_logits(final, states @ rows.T, start)
-            out[:, start : start + len(rows)] = part
-        return out
+        return x
 
 
 @contextlib.contextmanager

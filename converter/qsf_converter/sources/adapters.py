@@ -23,9 +23,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from qsf.errors import QsfConversionError, QsfIOError, shown
+from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError, shown
 from qsf.file.layout import Header
-from qsf.native.opening import adapter_and_scale
+from qsf.native.opening import read_adapter
 from qsf_converter.sources import metadata
 from qsf_converter.sources.architectures import FAMILIES
 from qsf_converter.sources.checkpoint import (
@@ -148,8 +148,10 @@ def open_adapter(text: str) -> Iterator[Adapter]:
     Raises QsfArgumentError for a scale that is no number, QsfIOError if there is no such path,
     QsfConversionError for an adapter that cannot be merged.
     """
-    place, scale = adapter_and_scale(text)
-    path = Path(place)
+    asked = read_adapter(text)
+    if asked.name:
+        raise QsfArgumentError(f"--lora {text}: a name is for qsf serve, not for merging")
+    scale, path = asked.scale, Path(asked.path)
     if not path.exists():
         raise QsfIOError(f"{path}: no such adapter; --lora takes ADAPTER or ADAPTER:SCALE")
     opener: type[_Stored] = _Gguf

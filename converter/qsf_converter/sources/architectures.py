@@ -19,7 +19,6 @@ from qsf_converter.sources.families import (
     experts,
     gemma,
     gpt,
-    granite,
     hybrids,
     inkling,
     latent,
@@ -30,7 +29,7 @@ from qsf_converter.sources.families.family import Facts, Family, read_family
 
 FAMILIES: Final[Mapping[str, Family]] = {
     family.name: family
-    for module in (llama, granite, gemma, gpt, experts, latent, delta, hybrids, inkling, encoders)
+    for module in (llama, gemma, gpt, experts, latent, delta, hybrids, inkling, encoders)
     for family in module.FAMILIES
 }
 _NESTED: Final = {name: family for family in FAMILIES.values() for name in family.nested}

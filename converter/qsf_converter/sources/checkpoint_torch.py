@@ -145,8 +145,6 @@ def _check_format(path: Path, file: io.RawIOBase) -> None:
             f"{path}: written in torch.save's old format (before PyTorch 1.6); to renew it, in "
             "Python with torch installed: torch.save(torch.load(FILE, weights_only=True), FILE)"
         )
-    if head.startswith(b"version https://git-lfs"):
-        raise QsfConversionError(f"{path}: a Git LFS pointer, not the file itself; git lfs pull")
     raise QsfConversionError(f"{path}: not a file of torch.save: it is no zip file")
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from qsf.errors import QsfConversionError, shown
 from qsf.file.layout import Norm, Positions
 from qsf_converter.sources.architectures import FAMILIES, what_it_lacks
+from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.family import Family
 from qsf_converter.sources.families.gguf import Gguf
 from qsf_converter.sources.families.rules import T, TensorRule
@@ -130,15 +131,15 @@ def read_model(
     """
     family, form = dialect_of(metadata)
     name = metadata["general.architecture"]
-    fields = {
-        key.removeprefix(f"{name}."): _plain(key, value, form)
-        for key, value in metadata.items()
-        if key.startswith(f"{name}.")
-    }
+    fields = Config(  # which records what is read
+        {
+            key.removeprefix(f"{name}."): _plain(key, value, form)
+            for key, value in metadata.items()
+            if key.startswith(f"{name}.")
+        }
+    )
+    config: dict[str, Any] = dict(form.constants)
     keys = form.fields(is_layer_norm=family.norm == Norm.LAYER)
-    read = {*(key for key, _ in keys.values()), *form.reads}
-    _check_neutral(name, fields, read)
-    config: dict[str, Any] = {}
     for field, (key, is_needed) in keys.items():
         if key in fields:
             config[field] = fields[key] or None if field == "sliding_window" else fields[key]
@@ -147,7 +148,7 @@ def read_model(
     embedding = shapes.get("token_embd.weight", ())
     config["vocab_size"] = embedding[0] if embedding else fields.get("vocab_size")
     config["tie_word_embeddings"] = "output.weight" not in shapes
-    config.update(form.constants)
+    config["num_hidden_layers"] = _own_layers(fields, config)
     if "head_dim" not in form.without:
         config.update(_head_fields(name, fields, config))
     if form.more is not None:
@@ -163,8 +164,7 @@ def read_model(
         **{flag: any(_is_there(t, shapes) for t in flags.get(flag, ())) for flag in family.flags},
         **_token_ids(metadata),
     }
-    understood = {*_KNOWN, *_NEUTRAL, *read}
-    unknown = sorted(key[:80] for key in fields if key not in understood)
+    unknown = sorted(key[:80] for key in _unknown(name, fields, form))
     warnings = [f"{name}.{key} of the metadata is not understood and left out" for key in unknown]
     return GgufModel(config, family, names, tuple(warnings[:8]))
 
@@ -309,14 +309,29 @@ def _plain(key: str, value: Any, form: Gguf) -> Any:
     return value
 
 
-def _check_neutral(name: str, fields: Mapping[str, Any], read: set[str]) -> None:
-    for key, neutral in _NEUTRAL.items():
-        if key in read:
-            continue
-        if key in fields and fields[key] not in neutral:
+def _unknown(name: str, fields: Config, form: Gguf) -> Iterator[str]:
+    """Yield keys that nothing has read and nobody knows; refuse those with another effect."""
+    neutral = {**_NEUTRAL, **form.neutral}
+    for key, value in fields.unread():
+        if value not in neutral.get(key, (value,)):
             raise QsfConversionError(
-                f"its metadata's {name}.{key} = {shown(fields[key])} is not supported"
+                f"its metadata's {name}.{key} = {shown(value)} is not supported"
             )
+        if key not in (*_KNOWN, *neutral, *form.ignores):
+            yield key
+
+
+def _own_layers(fields: Mapping[str, Any], config: Mapping[str, Any]) -> int:
+    """Return the number of layers without those that predict further tokens, which come last.
+
+    Raises QsfConversionError if the metadata's numbers are none or no layer is left.
+    """
+    n_more, n_all = fields.get("nextn_predict_layers", 0), config.get("num_hidden_layers")
+    if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:
+        raise QsfConversionError(
+            f"its {shown(n_all)} layers cannot have {shown(n_more)} more in them"
+        )
+    return n_all - n_more
 
 
 def _head_fields(name: str, fields: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 
-from qsf_converter.text.automata import replaced
 from qsf_converter.text.characters import listed, named, others
 from qsf_converter.text.expressions import (
     Choice,
@@ -29,6 +28,7 @@ from qsf_converter.text.expressions import (
     is_empty,
     literal,
     parse,
+    replaced,
 )
 
 # The first bytes of all characters for private use; some are of no characters, which stay.

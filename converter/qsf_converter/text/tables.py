@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from qsf.errors import QsfUnsupportedError
 from qsf.foreign_json import read_json
 from qsf.text.tokenizer import Tokenizer, byte_of_char
-from qsf_converter.text.automata import classes_of, compile_tree, sets_of
 from qsf_converter.text.characters import EDGE
-from qsf_converter.text.expressions import ExpressionError
+from qsf_converter.text.expressions import ExpressionError, classes_of, compile_tree, sets_of
 from qsf_converter.text.steps import (
     CUT_MARKS,
     LOOKS_BEHIND,

@@ -9,7 +9,7 @@ Exit codes: 0, 1 (it could not be done), 2 (wrong options), 130 (Ctrl-C), 143 (t
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -93,7 +93,10 @@ def _run(request: Request) -> int:
         with command.open_lines(request.prompts) as lines:
             return answer_over_ray(request, lines)
     # --prompts before the model, whose opening takes longer; only once: it may be a pipe
-    with command.open_lines(request.prompts) as lines, _opened(request) as model:
+    over = request.staged(
+        request.path, request.opening, lambda text: None if request.quiet else say_lines([text])
+    )
+    with command.open_lines(request.prompts) as lines, over or _open(request) as model:
         if not (request.has_length or request.raw or model.chat_template.is_plain):
             request = replace(request, generation=replace(request.generation, max_tokens=MAX_U32))
         if request.verbose:
@@ -138,20 +141,6 @@ def _streaming_lines(model: Model, request: Request) -> list[str]:
     auto = plan_native(request.path, replace(request.opening, ram_budget="auto"), reserve_bytes)
     # The memory that this process takes now is that of the open model too.
     return report.streaming_lines(plan, replace(auto, process_bytes=plan.process_bytes))
-
-
-def _opened(request: Request) -> AbstractContextManager[Model]:
-    """Return the model, here or over the machines of --machines."""
-    if request.machines is None:
-        return _open(request)
-    from qsf.ray.stages import open_stages
-
-    assert request.ray is not None
-    return open_stages(
-        request.path, request.opening, request.machines, address=request.ray,
-        timeout=request.stage_timeout,
-        note=lambda text: None if request.quiet else say_lines([text]),
-    )  # fmt: skip
 
 
 def _open(request: Request) -> Model:
@@ -293,14 +282,10 @@ def _complete(model: Model, request: Request, prompt: str) -> int:
 def _print_plan(request: Request) -> int:
     from qsf.model import Model
 
-    opening, parts = request.opening, list[str]()
     with Watcher(command.leave_at_once):
         # The constraint's memory counts as "process before opening"
         read_constraint(request.path, request.form)
-        if request.machines is not None and request.ray is not None:
-            from qsf.ray.stages import plan_stages
-
-            parts, opening = plan_stages(request.path, opening, request.machines, request.ray)
+        parts, opening = request.planned(request.path, request.opening)
         plan = call_with(Model.plan, request.path, opening)
     print(
         *parts,

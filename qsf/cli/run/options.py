@@ -14,16 +14,16 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from qsf.cli.machines import MachinesOptions
 from qsf.cli.run.answer import say
 from qsf.errors import QsfArgumentError, QsfIOError
 from qsf.file.foreign_text import text_of
+from qsf.native.opening import read_adapters
 from qsf.options import (
-    CheckedOptions,
     Flag,
     GenerationOptions,
     Kind,
     ModelOptions,
-    Number,
     Option,
     Switch,
     Texts,
@@ -154,7 +154,7 @@ def _form(kind: Kind, language: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions(CheckedOptions):
+class RunOptions(MachinesOptions):
     """Actions of `qsf run` and `qsf chat`; ``commands`` are the groups of help that list them."""
 
     prompt: str | None = _given(
@@ -198,34 +198,12 @@ class RunOptions(CheckedOptions):
         "out, so that the same command goes on after an interruption",
         "run",
     )
-    ray: str | None = _given(
-        Text("ADDRESS", may_be_empty=False),
-        "a Ray cluster, for --prompts or --machines: HOST:PORT of its head, auto for the one that "
-        "runs here, or local to start one on this machine; needs qsf[ray] on each "
-        "(docs/machines.md)",
-        "run",
-        "chat",
-    )
     workers: int | None = _given(
         Whole(1, 4096),
         "with --prompts and --ray: models that answer at the same time, each in a budget of its "
         "own",
         "run",
         default_help="one for each machine",
-    )
-    machines: int | None = _given(
-        Whole(2, 256),
-        "with --ray: put the layers of the model on so many machines, this one included, each in "
-        "the budget",
-        "run",
-        "chat",
-    )
-    stage_timeout: float | None = _given(
-        Number(0.1, 86400),
-        "with --machines: seconds without an answer of another machine that are an error",
-        "run",
-        "chat",
-        default_help="60",
     )
     json_schema: str | None = _form(Text("FILE"), "a JSON schema")
     grammar: str | None = _form(Text("FILE"), "a grammar in llama.cpp's notation (GBNF), or Lark")
@@ -335,6 +313,7 @@ def _parser(*, shows_all: bool = True, is_chat: bool = False) -> Parser:
         group = Group(parser, "prompt", shows_all=shows_all)
         group.add("-m", "--model", dest="named_model", metavar="MODEL", help="the same as MODEL")
         group.add_options(RunOptions)
+    Group(parser, "several machines", shows_all=shows_all).add_options(MachinesOptions, "machines")
     Group(parser, "choice of tokens", shows_all=shows_all).add_options(GenerationOptions)
     group = Group(parser, "memory and speed", shows_all=shows_all)
     group.add_options(ModelOptions)
@@ -381,6 +360,8 @@ def parse(arguments: list[str]) -> Request:
     options.quiet |= options.json
     model = options.model or options.named_model
     opening = replace(taken(ModelOptions, options), sessions=_sessions(options))
+    if any(each.name for each in read_adapters(opening)):
+        raise UsageError("--lora NAME=FILE is for qsf serve and its requests: leave NAME= out")
     if _forms(options):
         opening = replace(opening, reserve_mb=RESERVE_MB)
     given = taken(RunOptions, options, "")

@@ -172,6 +172,7 @@ class Ask:
     is_base64: bool = False
     cuts: Sequence[int] = ()  # texts whose end was left out
     ranking: Ranking | None = None
+    adapters: tuple[float, ...] | None = None  # scales; None: as the name of the model says
 
     @property
     def unenforced(self) -> str:
@@ -412,6 +413,9 @@ def make_jobs(
     """Return the jobs: the choices of the first prompt, then those of the second, and so on."""
     model, tools = serving.model, ask.tools
     end_ids = frozenset() if ask.ignores_end else model.end_ids
+    # In front, where no text of a client is
+    adapted = "" if ask.adapters is None else f"adapters {ask.adapters} "
+    salt = f"{adapted}{owner} {ask.salt}".strip()
     if ask.is_infill and not ask.ignores_end:
         end_ids |= infill_end_ids(model.tokenizer)
     jobs = []
@@ -445,7 +449,8 @@ def make_jobs(
                 sink=sink,
                 index=index,
                 owner=owner,
-                salt=f"{owner} {ask.salt}".strip(),
+                salt=salt,
+                adapters=ask.adapters,
                 name=name,
                 max_seconds=max_seconds,
                 wants_progress=ask.has_progress,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from msgspec import Meta
 
 from qsf.errors import QsfArgumentError, QsfFormatError, shown
-from qsf.options import Keywords, Whole
+from qsf.options import Keywords, Number, Whole
 from qsf.passes import Chosen
 from qsf.serve.api.answering import Choice, Encoder, Route, Sent, timings, usage
 from qsf.serve.api.ask import (
@@ -64,6 +64,13 @@ Messages = Annotated[
 ]
 
 
+class Adapter(Part, kw_only=True):
+    """The scale of an adapter; those that are not named have none."""
+
+    id: Annotated[int, within(Whole(0))]
+    scale: Annotated[float, within(Number(-1e6, 1e6))]
+
+
 class StreamOptions(Part):
     IGNORED: ClassVar[tuple[str, ...]] = ("include_obfuscation",)
 
@@ -100,6 +107,7 @@ class Common(Offering):
     sse_ping: bool | None = None
     ignore_eos: bool | None = None
     cache_salt: str | None = None
+    lora: Annotated[list[Adapter], Meta(max_length=64)] | None = None
     modalities: (
         Annotated[list[Literal["text"]], Meta(description='a list of "text": answers are text')]
         | None
@@ -154,7 +162,18 @@ def common(fields: Common, serving: Serving) -> dict[str, Any]:
         "salt": "" if fields.cache_salt is None else f"salt {fields.cache_salt}",
         "stops": as_list(fields.stop),
         "n": n,
+        "adapters": None if fields.lora is None else _adapter_scales(fields.lora, serving),
     }
+
+
+def _adapter_scales(lora: Sequence[Adapter], serving: Serving) -> tuple[float, ...]:
+    scales = [0.0] * len(serving.model.adapters)
+    for each in lora:
+        if each.id >= len(scales):
+            text = f"there is no adapter {each.id}: /lora-adapters lists {len(scales)}"
+            raise invalid("lora", text)
+        scales[each.id] = each.scale
+    return tuple(scales)
 
 
 def _form(fields: Common) -> AnswerForm | None:

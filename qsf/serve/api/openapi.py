@@ -106,6 +106,7 @@ _ANSWERS: Mapping[str, Schema | str] = {
     "/": "text/html",
     "/metrics": "text/plain",
     "/slots": _list(_OBJECT),
+    "/lora-adapters": _list(_OBJECT),
     "/v1/models": _object("data", data=_list(_ref("Model"))),
     "/v1/models/{model}": _ref("Model"),
     "/tokenize": _object(

@@ -74,6 +74,14 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
+def adapters(serving: Serving, _scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Return the adapters, as llama-server lists them; with ``name`` a request chooses one."""
+    return [
+        {"id": i, "path": each.path, "name": each.name, "scale": each.scale}
+        for i, each in enumerate(serving.model.adapters)
+    ]
+
+
 def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:
     """Return the counts of each slot; includes no text."""
     entries = []

@@ -171,6 +171,12 @@ class ModelEngine:
         except QsfArgumentError:  # a sliding window has moved on: evaluate from the start
             session.rewind(0)
 
+    def set_adapters(self, slot: int, scales: tuple[float, ...] | None) -> None:
+        """Set the scales of adapters in a slot, None: the model's; others than its own empty it."""
+        self.sessions[slot].set_adapters(
+            self._opened.adapter_scales() if scales is None else scales
+        )
+
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         """Make the slot hold the first tokens that another holds, by sharing its KV memory."""
         copy_held(self.sessions[slot], self.sessions[source], n_tokens)

@@ -104,7 +104,8 @@ class Job(Answer):
 
     Attributes:
         owner: the client; each owner's jobs wait in a queue of their own.
-        salt: jobs share prefixes only with jobs of the same salt.
+        salt: jobs share prefixes only with jobs of the same salt, which tells their adapters too.
+        adapters: the scale of each adapter of the model; None: those that it was opened with.
         sink: receives each event, in the engine's thread.
         index: of its choice in the answer.
         wants_scores: compute the probabilities of the prompt's tokens too.
@@ -118,6 +119,7 @@ class Job(Answer):
     index: int = 0
     owner: str = ""
     salt: str = ""
+    adapters: tuple[float, ...] | None = None
     name: str = ""
     max_seconds: float | None = None
     wants_progress: bool = False

@@ -65,9 +65,6 @@ class Metrics:
     def count(self, name: str, value: float = 1) -> None:
         self.counters[name] += value
 
-    def count_requests(self, n_jobs: int) -> None:
-        self.counters["requests_total"] += n_jobs
-
     def count_prompt(self, job: Job) -> None:
         self.counters["prompt_tokens_total"] += job.n_prompt
         self.counters["prefix_cache_queries_total"] += job.n_prompt
@@ -79,10 +76,6 @@ class Metrics:
         self.counters["pass_seconds_total"] += seconds
         self.counters["spec_decode_num_draft_tokens_total"] += n_drafts
         self.histograms["pass_rows"].add(n_tokens + n_drafts)
-
-    def count_accepted(self, n_tokens: int) -> None:
-        """Count tokens that needed no pass, because an earlier pass evaluated them as drafts."""
-        self.counters["spec_decode_num_accepted_tokens_total"] += n_tokens
 
     def count_token(self, job: Job, now: float) -> None:
         """Count a chosen token; ``job`` is in the state before it."""

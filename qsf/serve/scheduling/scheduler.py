@@ -16,7 +16,14 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from qsf.errors import QsfCancelledError, QsfError, QsfFormatError, QsfIOError, QsfMemoryError
+from qsf.errors import (
+    QsfArgumentError,
+    QsfCancelledError,
+    QsfError,
+    QsfFormatError,
+    QsfIOError,
+    QsfMemoryError,
+)
 from qsf.options import MAX_U32
 from qsf.passes import PassItem, Wants
 from qsf.serve.http.problems import Problem, problem_of
@@ -73,7 +80,7 @@ class Scheduler:
             if self._is_closed:
                 raise _shutting_down()
             self._check_room(jobs)
-            self._metrics.count_requests(len(jobs))
+            self._metrics.count("requests_total", len(jobs))
             now = self._clock()
             for job in jobs:
                 job.arrived = now
@@ -267,6 +274,9 @@ class Scheduler:
         except QsfMemoryError:
             self._set_aside(slot)
             return
+        except QsfArgumentError as error:  # scales of adapters
+            self._fail(slot, error)
+            return
         if is_ready:
             if not job.is_begun:
                 job.is_begun = True
@@ -360,7 +370,8 @@ class Scheduler:
             if not isinstance(error, QsfCancelledError):
                 self._fail(slot, error)
         if is_ahead:
-            self._metrics.count_accepted(n_decoded)
+            # Tokens that needed no pass: an earlier one evaluated them as drafts
+            self._metrics.count("spec_decode_num_accepted_tokens_total", n_decoded)
         else:
             seconds = self._clock() - started
             self._pace.learn(n_decoded, n_prompt, seconds)

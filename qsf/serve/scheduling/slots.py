@@ -140,7 +140,8 @@ class Slots:
 
     def _n_held_of(self, slot: Slot, job: Job) -> int:
         """Return how many of the job's tokens the slot holds, if the job may know of them."""
-        is_shared = slot.n_held and (slot.salt == job.salt or slot.is_pinned)
+        is_pinned = slot.is_pinned and job.adapters is None
+        is_shared = slot.n_held and (slot.salt == job.salt or is_pinned)
         return self._engine.count_common(slot.index, job.tokens) if is_shared else 0
 
     def prepare(self, slot: Slot) -> bool:
@@ -154,6 +155,8 @@ class Slots:
         n_most = 0 if job.reads_all else len(job.tokens) - 1
         if self._n_held_of(slot, job) < slot.n_held:
             self._write(slot, self._n_elsewhere(slot))
+        self._engine.set_adapters(slot.index, job.adapters)
+        slot.n_held = self._engine.n_held(slot.index)
         saved_seconds = self._read(slot, job, n_most)
         n_common = min(self._n_held_of(slot, job), n_most)
         shared = [(min(self._n_held_of(other, job), n_most), other) for other in self.all]

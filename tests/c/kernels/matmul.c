@@ -1,6 +1,6 @@
 /* matmul.c - matrix products and rows of weights: every level against scalar bit by bit, and scalar
  * products against the formula in double. That the weights of a tile are those of docs/format.md:
- * check_quantise.c with tests/python/file/test_tiles.py, test_mxfp4.py, test_gguf_families.py.
+ * check_quantise.c with tests/python/file/test_reader.py, test_mxfp4.py, test_gguf_families.py.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/half.h"

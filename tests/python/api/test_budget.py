@@ -134,8 +134,6 @@ def test_a_budget_beyond_the_machine_is_cut(large_model: Path) -> None:
 
 
 # ---- what Python and the tokenizer take ----
-
-
 N_VOCAB = 32000
 MOST_MB = 60
 

@@ -105,8 +105,7 @@ def check_refused(done: Ended) -> None:
     assert done.exit_code == 1, done.errors
     assert "the model does not fit in" in done.errors
     assert done.output.startswith("\npeak ")
-    assert done.cap is not None
-    assert done.cap.n_oom_kills == 0
+    assert done.n_oom_kills == 0
 
 
 def check_inside(done: Ended, budget_mb: int) -> str:
@@ -114,9 +113,8 @@ def check_inside(done: Ended, budget_mb: int) -> str:
     assert done.exit_code == 0, done.errors
     text, _, peak_kb = done.output.rpartition("\npeak ")
     assert f"generated {N_TOKENS} tokens" in done.errors
-    assert done.cap is not None
-    assert done.cap.n_oom_kills == 0
-    assert 0 < (done.cap.peak_bytes or 0) <= budget_mb * MB
+    assert done.n_oom_kills == 0
+    assert 0 < (done.peak_bytes or 0) <= budget_mb * MB
     assert 0 < int(peak_kb) * 1024 <= budget_mb * MB
     return str(text)
 
@@ -133,13 +131,11 @@ def test_a_limit_ends_a_process_that_takes_more() -> None:
     command = [sys.executable, "-c", hold]
     killed = run_command(command, limit_mb=100)
     assert killed.exit_code == -9
-    assert killed.cap is not None
-    assert (killed.cap.limit_mb, killed.cap.n_oom_kills) == (100, 1)
+    assert killed.n_oom_kills == 1
     assert killed.output == ""
     done = run_command(command, limit_mb=300)
     assert (done.exit_code, done.output.strip()) == (0, str(200 << 20))
-    assert done.cap is not None
-    assert (done.cap.peak_bytes or 0) > 200 * MB
+    assert (done.peak_bytes or 0) > 200 * MB
     assert not list(Path("/sys/fs/cgroup").glob(f"**/qsf-cap-{os.getpid()}-*"))
 
 
@@ -208,7 +204,6 @@ def test_experts_larger_than_the_limit(tmp_path: Path, tiny_llama_dir: Path) -> 
 
 
 # ---- a neighbour takes the memory ----
-
 LIMIT_MB = 420
 
 # Generates the same tokens again and again, and says after each round what is in memory.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 import qsf
 from make import gguf_files
-from make.fine_files import convert_fine
 from make.golden import MODELS, load_golden
 from make.gpt_oss import make_gpt_oss
 from make.kind_models import (
@@ -27,7 +26,7 @@ from make.kind_models import (
     Layer,
     write_model,
 )
-from make.outlier_files import add_outliers, random_entries
+from make.outlier_files import add_outliers, convert_fine, random_entries
 from make.stored import Reader
 from make.tiny_checkpoints import LINEAR_SCALING, make_gpt2, make_llama, make_mistral
 from oracle.reference import assert_near, forward, load_qsf, tokens_for
@@ -205,8 +204,6 @@ def test_default_path_is_close_to_transformers(
 
 
 # ---- outlier tables ----
-
-
 T = TensorType
 TOKENS = tokens_for(101)
 

@@ -86,8 +86,6 @@ def test_an_empty_session_is_kept(model: qsf.Model, session: qsf.Session, tmp_pa
 
 
 # ---- refused ----
-
-
 def test_another_model_type_or_context_is_refused(
     kept: Path, tiny_llama_8bit: Path, tiny_llama_4bit: Path
 ) -> None:
@@ -169,8 +167,6 @@ def test_hostile_files_give_typed_errors_or_text(
 
 
 # ---- states that cannot be cut: going back evaluates from a snapshot ----
-
-
 def hold(session: qsf.Session, tokens: list[int]) -> Any:
     """Evaluate what is new; return the last logits."""
     return session.logits(tokens, first_row=len(tokens) - 1)[0]

@@ -16,13 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qsf
-from make.kind_models import (
-    LATENT,
-    MIXED,
-    ROUTED,
-    VOCAB,
-    write_model,
-)
+from make.kind_models import LATENT, MIXED, ROUTED, VOCAB, write_model
 from make.tiny_checkpoints import make_llama
 from qsf import errors
 from qsf.file.layout import Dtype
@@ -49,8 +43,6 @@ def written(folder: Path, name: str) -> Path:
 
 
 # ---- windows of the model's own ----
-
-
 def test_a_window_holds_only_its_pages(folder: Path) -> None:
     """KV memory grows with the context only in the layers without a window."""
     path = written(folder, "mixed")
@@ -74,8 +66,6 @@ def test_a_window_holds_only_its_pages(folder: Path) -> None:
 
 
 # ---- the window: sessions ----
-
-
 @pytest.mark.parametrize("policy", ["none", POLICY])  # windows of the model's own, and of all
 def test_going_back_to_what_was_dropped(folder: Path, policy: str) -> None:
     path = written(folder, "mixed")
@@ -91,8 +81,6 @@ def test_going_back_to_what_was_dropped(folder: Path, policy: str) -> None:
 
 
 # ---- a context that is full ----
-
-
 def greedy_tokens(model: qsf.Model, tokens: list[int]) -> int:
     return int(model.logits(tokens, first_row=len(tokens) - 1)[0].argmax())
 
@@ -137,8 +125,6 @@ def test_what_stays_fits_and_is_begin_and_end(
 
 
 # ---- what is asked for ----
-
-
 def test_names_of_policies_and_types() -> None:
     assert parse_kv_policy("none") is parse_kv_policy("disk") is parse_kv_policy("disk:64") is None
     assert [resident_tokens(name) for name in ("disk", "disk:64", "none")] == [0, 64, None]
@@ -182,8 +168,6 @@ def test_a_model_of_windows_needs_none(folder: Path) -> None:
 
 
 # ---- types: names, defaults and memory; numbers: test_forward.py ----
-
-
 @pytest.fixture(scope="module")
 def long_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two layers, 4 heads of 16 on 2 KV heads."""
@@ -244,8 +228,6 @@ def test_types_that_cannot_be(long_llama: Path, tmp_path: Path) -> None:
 
 
 # ---- keys and values in a file ----
-
-
 @pytest.fixture
 def on_a_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, tiny_llama_8bit: Path) -> None:
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -274,8 +256,6 @@ def test_what_stays_in_memory_follows_from_the_budget(tiny_llama_8bit: Path) -> 
 
 
 # ---- a disk that has no room ----
-
-
 @pytest.mark.usefixtures("on_a_disk")
 def test_a_full_disk_leaves_the_session_as_it_was(folder: Path) -> None:
     """The limit of a file's size fails as a full disk does: in the middle of a write."""
@@ -312,8 +292,6 @@ def test_a_folder_that_is_not_there(
 
 
 # ---- one pool for all sessions; any order of operations: check_kv_pool.c, test_same_bits.py ----
-
-
 N_VOCAB = 16  # tokens that are used
 CTX_TOKENS = 96  # three blocks
 N_SESSIONS = 4

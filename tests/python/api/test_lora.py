@@ -9,6 +9,7 @@ import random
 import re
 import struct
 import zlib
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from safetensors.numpy import load_file, save_file
 import qsf
 from make import golden_adapters as made
 from make import mutants, tiny_checkpoints
-from make.adapter_files import A, K, Q, pair, write_adapter
 from make.commands import Run
+from make.golden_adapters import A, K, Q, pair, write_adapter
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfFormatError
+from qsf.model import Model
+from qsf.passes import PassItem, run_items
 from qsf.report.record import read_meta
 from qsf_converter import convert, convert_adapter
 
@@ -36,11 +39,15 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "m.qsf"
 
 
-def made_for(base: Path, folder: Path, name: str = "a", **options: Any) -> Path:
-    """An adapter of Q and K of layer 0 for a base of `make_llama`."""
-    tensors = pair(Q) | pair(K, n_out=48)
+def made_for(
+    base: Path, folder: Path, name: str = "a", tensors: Any = None, **options: Any
+) -> Path:
+    """An adapter, by default of Q and K of layer 0, for a base of `make_llama`."""
+    tensors = tensors or pair(Q) | pair(K, n_out=48)
     out = folder / f"{name}.qsf"
-    convert_adapter(str(write_adapter(folder / name, tensors)), base, out, **options)
+    rank = next(iter(tensors.values())).shape[0]
+    adapter = write_adapter(folder / name, tensors, r=rank)
+    convert_adapter(str(adapter), base, out, **options)
     return out
 
 
@@ -114,10 +121,7 @@ def test_saved_sessions_belong_to_their_adapters(base: Path, tmp_path: Path) -> 
         want = model.logits(TOKENS)
         model.session.save(kept)
     for lora in ((), f"{adapter}:0.5", [adapter, adapter]):
-        with (
-            qsf.Model(base, lora=lora, ram_budget=None) as model,
-            pytest.raises(QsfError),
-        ):
+        with qsf.Model(base, lora=lora, ram_budget=None) as model, pytest.raises(QsfError):
             model.session.load(kept)
     with qsf.Model(base, lora=[adapter], ram_budget=None) as model:
         assert model.info.plan.adapters_bytes >= adapter.stat().st_size
@@ -125,9 +129,80 @@ def test_saved_sessions_belong_to_their_adapters(base: Path, tmp_path: Path) -> 
         assert np.array_equal(model.logits(TOKENS), want)
 
 
+# ---- an adapter of each session ----
+
+
+def adapters_of(base: Path, folder: Path) -> list[str]:
+    """One without a name, and three that sessions choose."""
+    paths = {
+        name: made_for(base, folder, name, tensors=pair(Q, rank=rank))
+        for name, rank in (("all", 2), ("x", 3), ("y", 5), ("z", 17))
+    }
+    return [f"{paths['all']}:0.5", f"x={paths['x']}", f"y={paths['y']}:0.7", f"z={paths['z']}"]
+
+
+def test_each_session_of_a_pass_has_its_own_adapter(base: Path, tmp_path: Path) -> None:
+    lora = adapters_of(base, tmp_path)
+    names = [None, "x", "y", "y", None, "z"]
+    alone = {}
+    for name in {*names}:
+        used = [lora[0], *(text[2:] for text in lora[1:] if text[:1] == name)]
+        with qsf.Model(base, lora=used, ram_budget=None) as model:
+            alone[name] = model.logits(TOKENS)
+    assert len({rows.tobytes() for rows in alone.values()}) == 4
+    with qsf.Model(base, lora=lora, ram_budget=None, sessions=7, threads=2) as model:
+        assert np.array_equal(model.logits(TOKENS), alone[None])
+        sessions = [model.create_session() for _ in names]
+        for session, name in zip(sessions, names, strict=True):
+            session.adapter = name
+            assert session.adapter == name
+        run_items(model._opened, [PassItem(each, array("I", TOKENS)) for each in sessions])
+        row = np.empty(model.info.n_vocab, np.float32)
+        for session, name in zip(sessions, names, strict=True):
+            session._native.read_logits(row)
+            assert np.array_equal(row, alone[name][-1]), name
+        sessions[1].adapter = "z"
+        assert sessions[1].n_tokens == 0
+        assert np.array_equal(sessions[1].logits(TOKENS), alone["z"])
+        sessions[1].adapter = "z"
+        assert sessions[1].n_tokens == len(TOKENS)
+        with pytest.raises(QsfArgumentError, match=r"called 'all': there are x, y, z"):
+            sessions[1].adapter = "all"
+        for wrong in ([1.0], [0, 1e39, 0, 0], [0, "1", 0, 0]):
+            with pytest.raises(QsfArgumentError):
+                sessions[1].set_adapters(wrong)  # type: ignore[arg-type]
+        assert np.array_equal(sessions[1].logits(TOKENS), alone["z"])
+
+
+def test_forks_and_files_keep_the_adapter_of_a_session(base: Path, tmp_path: Path) -> None:
+    lora = adapters_of(base, tmp_path)
+    with qsf.Model(base, lora=lora, ram_budget=None, sessions=2) as model:
+        model.session.adapter = "y"
+        want = model.logits(TOKENS)
+        model.session.save(tmp_path / "kept")
+        with model.session.fork() as fork:
+            assert fork.adapter == "y"
+            assert np.array_equal(fork.logits([*TOKENS, 3])[-2], want[-1])
+    with qsf.Model(base, lora=lora, ram_budget=None) as model:
+        model.session.load(tmp_path / "kept")
+        assert model.session.adapter == "y"
+        assert model.session.n_tokens == len(TOKENS)
+        assert np.array_equal(model.logits(TOKENS), want)
+
+
+def test_names_of_adapters(base: Path, tmp_path: Path, qsf: Run) -> None:
+    adapter = made_for(base, tmp_path)
+    with pytest.raises(QsfArgumentError, match="two adapters are called x"):
+        Model(base, lora=[f"x={adapter}", f"x={adapter}:2"])
+    refused = qsf("run", base, "--lora", f"x={adapter}", "--prompt", "a")
+    assert refused.returncode == 2
+    assert "leave NAME= out" in refused.stderr
+    odd = adapter.rename(tmp_path / "p=q.qsf")
+    with Model(base, lora=odd, ram_budget=None) as model:
+        assert model.adapters[0].name == ""
+
+
 # ---- what is refused ----
-
-
 def test_another_base_is_refused_with_both_names(base: Path, tmp_path: Path) -> None:
     adapter = made_for(base, tmp_path)
     convert(tmp_path / "m", tmp_path / "other.qsf", quant_type="8bit")

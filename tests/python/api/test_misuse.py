@@ -14,6 +14,10 @@ from hypothesis import strategies as st
 
 import qsf
 from make.qsf_files import write_tiny
+from make.stored import unpack_tokenizer
+from qsf.errors import QsfArgumentError
+from qsf.native import binding
+from qsf.native._qsf import lib
 from qsf.options import GenerationOptions, described
 from qsf.shell import command
 from qsf.text.parts import require_tokenizer
@@ -219,3 +223,39 @@ def test_what_errors_quote_is_cut_at_80_characters(quote: str, n_chars: int) -> 
     most = value if n_chars <= 80 else "x" * 77 + "..."
     assert str(error) == f"{rest}{quote}{most}{quote} is not 'a-' of {rest}'b'"
     assert str(error.located("/p")) == f"/p: {error}"
+
+
+# ---- the binding: statuses become exceptions, handles become objects ----
+@pytest.fixture
+def native(tiny_llama_8bit: Path) -> Iterator[binding.NativeModel]:
+    opened = binding.NativeModel(tiny_llama_8bit, binding.Options(budget_bytes=0))
+    yield opened
+    opened.close()
+
+
+def test_every_status_has_its_exception() -> None:
+    statuses = {getattr(lib, name) for name in dir(lib) if name.startswith("QSF_ERR_")}
+    assert set(binding._ERROR_OF_STATUS) == statuses
+    kinds = [kind for status, kind in binding._ERROR_OF_STATUS.items()
+             if status != lib.QSF_ERR_DAMAGED]  # fmt: skip
+    assert len(set(kinds)) == len(statuses) - 1
+
+
+def test_sections_are_read(native: binding.NativeModel, tiny_llama_dir: Path) -> None:
+    tokenizer_json = (tiny_llama_dir / "tokenizer.json").read_bytes()
+    assert unpack_tokenizer(native.section("TOKN") or b"") == tokenizer_json
+    assert native.section("WXYZ") is None
+
+
+def test_phases_have_names() -> None:
+    names = binding.phase_names()
+    assert " ".join(names) == (
+        "embedding norm qkv attention attn_out gate_up down head wait decompress other"
+    )
+
+
+def test_the_roofline_is_measured() -> None:
+    assert binding.measure_roofline(1, 64 * 2**20, 1) > 0.01
+    for asked in ((0, 2**26, 1), (1, 2**26 - 1, 1), (1, 2**26, 0), (1, 2**80, 1)):
+        with pytest.raises(QsfArgumentError):
+            binding.measure_roofline(*asked)

@@ -21,7 +21,7 @@ import pytest
 import qsf
 from make.attacks import grow
 from make.mutants import section_of
-from make.qsf_files import repair, write_tiny
+from make.qsf_files import repair
 from qsf import errors
 from qsf.native import binding
 
@@ -47,8 +47,6 @@ def last_stats(model: qsf.Model) -> qsf.GenerationStats:
 
 
 # ---- the package ----
-
-
 def test_all_names_exist_and_are_few() -> None:
     assert len([name for name in qsf.__all__ if not name.endswith("Error")]) <= 15
     for name in qsf.__all__:
@@ -66,8 +64,6 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 
 
 # ---- generating ----
-
-
 def test_greedy_text_is_the_story_the_model_knows(model: qsf.Model) -> None:
     story = text(model, temperature=0, max_tokens=12)
     assert story.startswith(", there was a little girl named Lily.")
@@ -80,15 +76,6 @@ def test_the_same_seed_gives_the_same_text(model: qsf.Model) -> None:
     assert len({text(model, seed=seed, max_tokens=40) for seed in range(5)}) > 1
     first = text(model, max_tokens=30)  # the seed that was drawn is reported
     assert text(model, max_tokens=30, seed=last_stats(model).seed) == first
-
-
-def test_a_common_prefix_is_not_evaluated_again(model: qsf.Model) -> None:
-    story = text(model, temperature=0, max_tokens=10)
-    ids = model.tokenize(PROMPT + story)
-    text(model, ids, temperature=0, max_tokens=1)
-    stats = last_stats(model)
-    assert stats.prompt_tokens == len(ids)
-    assert stats.evaluated_tokens <= 2
 
 
 def test_statistics_describe_the_run(model: qsf.Model) -> None:
@@ -171,15 +158,12 @@ def test_a_full_context_ends_the_text(tiny_llama_8bit: Path) -> None:
         assert stats.stop_reason == "context"
         assert stats.prompt_tokens + stats.generated_tokens == 16 + 1
         with pytest.raises(
-            errors.QsfArgumentError,
-            match=r"17 tokens, .* holds 16 \(max_seq_len=273",
+            errors.QsfArgumentError, match=r"17 tokens, .* holds 16 \(max_seq_len=273"
         ):
             model.generate(list(range(2, 19)))
 
 
 # ---- the rest of Model ----
-
-
 def test_logits_have_a_row_for_each_token(model: qsf.Model) -> None:
     ids = model.tokenize(PROMPT)
     logits = model.logits(ids)
@@ -204,26 +188,6 @@ def test_the_file_alone_knows_template_defaults_and_end_tokens(tiny_chat_8bit: P
         assert model.sampling_params(top_k=9, top_p=None) == qsf.SamplingParams(
             temperature=0.25, top_k=9
         )
-
-
-def test_a_plan_says_what_opening_takes(tiny_llama_8bit: Path, model: qsf.Model) -> None:
-    plan = qsf.Model.plan(tiny_llama_8bit, ram_budget=2000)
-    assert plan.is_enough
-    assert plan.engine_bytes == model.info.plan.engine_bytes
-    assert plan.budget_bytes == 2000 * 2**20
-    small = qsf.Model.plan(tiny_llama_8bit, ram_budget=1)
-    assert not small.is_enough
-    assert small.min_budget_bytes > 2**20
-
-
-def test_a_file_without_a_tokenizer_has_logits_but_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "bare.qsf"
-    write_tiny(path)
-    with qsf.Model(path, **ANY_BUDGET) as model:
-        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
-            model.generate("Hi")
-        with pytest.raises(errors.QsfArgumentError, match="no tokenizer"):
-            model.generate([1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads can be pinned on Linux only")
@@ -290,8 +254,6 @@ def test_who_chose_the_way_of_reading_is_told(
 
 
 # ---- what programs build upon: conversations, log-probabilities, asyncio, names ----
-
-
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
 HISTORY = [
     {"role": "user", "content": "Hi"},
@@ -311,8 +273,6 @@ async def joined(pieces: AsyncIterator[str]) -> str:
 
 
 # ---- chat ----
-
-
 def test_a_model_answers_a_whole_conversation(chatter: qsf.Model) -> None:
     answer = "".join(chatter.chat(HISTORY, **GREEDY))
     assert answer == "".join(
@@ -336,8 +296,6 @@ def test_content_may_be_parts_with_text(chatter: qsf.Model) -> None:
 
 
 # ---- log-probabilities ----
-
-
 def expected_logprobs(chatter: qsf.Model, tokens: list[int], first: int) -> np.ndarray[Any, Any]:
     """The log-softmax of the logits before each token from ``first`` on, [n, n_vocab] in f64."""
     logits = chatter.logits(tokens[:-1], first_row=first - 1).astype(np.float64)
@@ -378,8 +336,6 @@ def test_the_end_of_a_text_is_told_and_on_token_may_use_the_model(chatter: qsf.M
 
 
 # ---- asyncio ----
-
-
 def test_async_variants_give_the_same_text(chatter: qsf.Model) -> None:
     async def both() -> list[str]:
         with chatter.create_session() as session:
@@ -452,8 +408,6 @@ def test_async_variants_raise_at_once_and_while_running(chatter: qsf.Model) -> N
 
 
 # ---- names ----
-
-
 def test_models_and_sessions_say_what_they_are(tiny_chat_8bit: Path) -> None:
     with qsf.Model(tiny_chat_8bit, ram_budget=None) as chatter:
         assert f"{str(tiny_chat_8bit)!r}: llama, 8bit, " in repr(chatter)

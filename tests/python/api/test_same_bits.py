@@ -11,6 +11,7 @@ import random
 from array import array
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,7 @@ import pytest
 from numpy.typing import NDArray
 
 import qsf
-from make.adapter_files import write_adapter
-from make.draft_models import open_streamed
-from make.fine_files import convert_fine
+from make.golden_adapters import write_adapter
 from make.kind_models import (
     LAYER_NORMS,
     MIXED,
@@ -31,8 +30,8 @@ from make.kind_models import (
     VOCAB,
     write_model,
 )
-from make.lent_models import write_pair
-from make.outlier_files import add_outliers, random_entries
+from make.mtp_models import open_streamed, write_pair
+from make.outlier_files import add_outliers, convert_fine, random_entries
 from make.recurrent_models import write_recurrent
 from make.stored import Reader
 from make.streamed_models import make_streamed_gpt2
@@ -176,8 +175,6 @@ def test_contexts_of_several_spans(
 
 
 # ---- sessions ----
-
-
 @pytest.mark.parametrize("kind", [*KINDS, "window"])
 def test_forks_and_files_go_on(made: Callable[[str], Path], kind: str, tmp_path: Path) -> None:
     """With other threads, and a context for which rings have other sizes; and going back."""
@@ -323,7 +320,8 @@ class Walk:
             if n > room or n_rows > rows_left:
                 continue
             rows_left -= n_rows
-            item = PassItem(None, self.next_tokens(i, n), wants)
+            session = SimpleNamespace(_native=self.sessions[i])
+            item = PassItem(session, self.next_tokens(i, n), wants)
             if wants == "all":
                 item.logits = np.empty((n, self.model.n_vocab), np.float32)
             chosen.append((i, item))
@@ -351,8 +349,8 @@ class Walk:
         for part in (ahead, [one for one in chosen if one not in ahead]):
             if part:
                 takes_no_pass = all(self.is_ahead(*one) for one in part)
-                natives = [self.sessions[i] for i, _ in part]
-                report = run_pass(self.model, natives, [item for _, item in part])
+                model: Any = SimpleNamespace(native=self.model)
+                report = run_pass(model, [item for _, item in part])
                 assert (report.ns == 0) == takes_no_pass
         for i, item in chosen:
             assert item.is_cancelled == (i in cancelled)

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from make.refusals import table
 from qsf import selftest
 from qsf.native import binding
 from qsf.system import process
@@ -26,22 +27,7 @@ def test_this_machine_passes() -> None:
     assert "GB/s" in rows["speed, memory"]
 
 
-@pytest.mark.parametrize(
-    ("words", "verdict"),
-    [
-        ("avx2 True True 0 30000000 -", "ok"),
-        ("scalar True True 0 0 -", "FAILED: scalar was used"),
-        ("avx2 False True 0 0 -", "FAILED: the bits of the logits differ"),
-        ("avx2 True False 0 0 -", "FAILED: the text differs"),
-        ("avx2 True True 28000000 33600000 -", "FAILED: 33.6 MB taken of 28.0 MB"),
-        (
-            "avx2 True True 28000000 33600000 qemu-x86_64",
-            "bits ok; memory not measured: 33.6 MB taken of 28.0 MB, of which a part is "
-            "qemu-x86_64's own",
-        ),
-        ("avx2 False True 28000000 33600000 qemu-x86_64", "FAILED: the bits of the logits differ"),
-    ],
-)
+@pytest.mark.parametrize(("words", "verdict"), table("tables")["selftest"])
 def test_what_differs_is_said(words: str, verdict: str) -> None:
     assert selftest._verdict("avx2", words) == verdict
 

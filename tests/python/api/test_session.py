@@ -45,18 +45,6 @@ def text(source: qsf.Model | qsf.Session, prompt: str = PROMPT, **options: Any) 
 
 
 # ---- sessions beside each other ----
-
-
-def test_sessions_keep_their_own_tokens(model: qsf.Model, session: qsf.Session) -> None:
-    text(session)
-    held = session.tokens
-    text(model, "Something else entirely")
-    assert session.tokens == held
-    text(session)
-    assert session.stats is not None
-    assert session.stats.evaluated_tokens <= 1  # its prompt was there all the time
-
-
 def test_more_sessions_than_the_plan_has_room_for_are_refused(tiny_llama_8bit: Path) -> None:
     with qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2) as model:
         second = model.create_session()
@@ -71,28 +59,7 @@ def test_more_sessions_than_the_plan_has_room_for_are_refused(tiny_llama_8bit: P
         model.create_session().close()
 
 
-def test_sessions_of_several_threads_give_what_each_gives_alone(model: qsf.Model) -> None:
-    prompts = [PROMPT, "The old man"]
-    alone = [text(model, prompt) for prompt in prompts]
-    sessions = [model.create_session() for _ in prompts]
-    together = ["", ""]
-
-    def work(i: int) -> None:
-        together[i] = text(sessions[i], prompts[i])
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for session in sessions:
-        session.close()
-    assert together == alone
-
-
 # ---- tokens, rewind, fork ----
-
-
 def test_tokens_are_those_that_are_evaluated(model: qsf.Model, session: qsf.Session) -> None:
     assert session.tokens == []
     prompt = model.tokenize(PROMPT)
@@ -129,11 +96,7 @@ def test_a_fork_goes_its_own_way(model: qsf.Model, session: qsf.Session) -> None
 
 
 # ---- chat ----
-
-
-def test_a_chat_keeps_the_conversation_and_evaluates_only_what_is_new(
-    tiny_chat_8bit: Path,
-) -> None:
+def test_a_chat_keeps_the_conversation_and_evaluates_only_what_is_new(tiny_chat_8bit: Path) -> None:
     with qsf.Model(tiny_chat_8bit, ram_budget=None) as model:
         session = model.session
         first = "".join(session.chat("Hi", **GREEDY))
@@ -175,8 +138,6 @@ def test_a_chat_that_cannot_be_answered_changes_nothing(model: qsf.Model) -> Non
 
 
 # ---- threads and life ----
-
-
 def test_the_model_closes_its_sessions(tiny_llama_8bit: Path) -> None:
     model = qsf.Model(tiny_llama_8bit, ram_budget=None, sessions=2)
     session = model.create_session()

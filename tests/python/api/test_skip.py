@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from make.importances import rewrite
+from make.calibrated_models import rewrite
 from make.tiny_checkpoints import make_llama
 from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.file.reader import Reader
@@ -27,7 +27,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ---- which layers, by hand: '-' is one that is skipped ----
-
 FEW = (1.0, 2.0, 3.0, 4.0, 5.0)
 ALIKE = (1.0,) * 9 + (2.0,)
 CHOICES = [

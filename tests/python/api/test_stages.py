@@ -145,8 +145,6 @@ def test_a_stage_holds_its_own_layers_alone(tiny_llama_8bit: Path) -> None:
 
 
 # ---- what is refused ----
-
-
 def test_cuts_that_are_refused_say_why(golden: Callable[[Case], Path]) -> None:
     cases = golden_families.cases()
     for name, layers, said in (

@@ -32,8 +32,6 @@ from make.streamed_models import (
     require_method,
     why_not,
 )
-from qsf.errors import QsfFormatError
-from qsf.file.layout import TensorType
 from qsf.file.reader import Reader
 from qsf.file.sizes import size_of
 
@@ -125,15 +123,9 @@ def test_a_signal_ends_it(model_path: Path, stream: Callable[[Path, str], Child]
 
 
 # ---- the file changes under way ----
-
-
 @pytest.mark.parametrize(("method", "keep"), [("direct", 0), ("mmap", 15_000_000), ("uring", None)])
 def test_a_file_that_is_truncated_or_overwritten_is_an_error(
-    copy: Path,
-    stream: Callable[[Path, str], Child],
-    right_text: str,
-    method: str,
-    keep: int | None,
+    copy: Path, stream: Callable[[Path, str], Child], right_text: str, method: str, keep: int | None
 ) -> None:
     child = stream(copy, method)
     with child.stopped():
@@ -170,77 +162,7 @@ def test_a_file_that_is_replaced_is_read_on(
         assert part in said, said
 
 
-# ---- damage ----
-
-
-def places(path: Path) -> dict[str, tuple[int, str]]:
-    """Return a byte of each region of the file, and the word by which an error names it."""
-    with Reader(path) as reader:
-        sections, units = reader.sections, reader.units
-        directory_off = max(s.off + s.n_bytes for s in sections.values())
-        embedding = next(t for t in reader.tensors if t.type == TensorType.EMBEDDING)
-        out = {
-            "header, first part": (20, "header"),
-            "header, second part": (101, "header"),
-            "directory": (directory_off + 40, "directory"),
-        }
-        for tag in ("UNIT", "ARCH", "TENS", "EBND", "TEXT", "CHAT"):
-            out[tag] = (sections[tag].off + sections[tag].n_bytes // 2, tag)
-        for idx, name in ((1, "layer 0"), (3, "layer 2"), (6, "layer 5"), (7, "final")):
-            unit = units[idx]
-            for part, at in (
-                ("first", 0),
-                ("middle", unit.stored_bytes // 2),
-                ("last", unit.stored_bytes - 1),
-            ):
-                out[f"{name}, {part} byte"] = (unit.off + at, f"unit {idx} ")
-        band = units[0].off + embedding.data_off + embedding.data_bytes // 2
-        out["embedding, a band"] = (band, "embedding")
-    return out
-
-
-def generated(
-    path: Path, prompt: list[int], options: dict[str, Any]
-) -> tuple[list[str], str | None]:
-    """Return what was generated, and the text of the error that ended it."""
-    pieces: list[str] = []
-    try:
-        with qsf.Model(path, **options) as model:
-            for piece in model.generate(prompt, max_tokens=3, temperature=0):
-                pieces.append(piece)
-    except QsfFormatError as error:
-        return pieces, str(error)
-    return pieces, None
-
-
-@pytest.mark.parametrize("method", ["direct", "mmap"])
-def test_one_wrong_byte_anywhere_is_an_error_before_any_token(copy: Path, method: str) -> None:
-    require_method(copy, method)
-    options = least_options(copy, io=method)
-    with Reader(copy) as reader:
-        n_vocab = reader.header.n_vocab
-    for place, (at, word) in places(copy).items():
-        with copy.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)[0]
-            file.seek(at)
-            file.write(bytes([byte ^ 0x10]))
-        # The prompt names the row in the middle, whose band is the damaged one.
-        pieces, why = generated(copy, [0, n_vocab // 2, 5], options)
-        assert pieces == [], place
-        assert why is not None, place
-        assert word in why, (place, why)
-        with copy.open("r+b") as file:
-            file.seek(at)
-            file.write(bytes([byte]))
-    pieces, why = generated(copy, [0, n_vocab // 2, 5], options)
-    assert pieces, "nothing else was wrong with it"
-    assert why is None
-
-
 # ---- any memory, any way of reading ----
-
-
 def test_budgets_and_ways_of_reading(model_path: Path) -> None:
     """From almost nothing in memory to everything: rings of all sizes, units in any mixture."""
     tokens, counts = list(range(60)), set()
@@ -260,8 +182,6 @@ def test_budgets_and_ways_of_reading(model_path: Path) -> None:
 
 
 # ---- what is counted ----
-
-
 def test_looped_layers_are_read_at_each_visit(tmp_path: Path) -> None:
     path, n_tokens = write_wide_loop(tmp_path), 8
     with Reader(path) as reader:

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 import qsf
 from make import gguf_families, golden_families
-from make.encoders import with_tokenizer
 from make.gguf_files import add, close
 from make.golden import ROOT
-from make.golden_families import DOCUMENTS, QUERY, Case
+from make.golden_families import DOCUMENTS, QUERY, Case, with_tokenizer
 from make.stored import Reader
 from make.tiny_checkpoints import safetensors_bytes
 from oracle.reference import forward, hidden_states, load_qsf
@@ -55,8 +54,6 @@ def unit(vector: NDArray[Any]) -> NDArray[Any]:
 
 
 # ---- decoders ----
-
-
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, pooling: str) -> None:
     golden = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text("utf-8"))
@@ -66,33 +63,6 @@ def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, poolin
     assert np.abs(np.array(got[:24]) - golden[pooling]).max() < 1e-5
     assert abs(np.linalg.norm(got) - 1) < 1e-6
     assert np.abs(np.array(cut) - unit(np.array(got[:8]))).max() < 1e-6
-
-
-def test_neighbours_that_are_continued_change_nothing(tiny_llama_8bit: Path) -> None:
-    """In one pass: an answer, a prompt, hidden states. Each as if it were alone."""
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, threads=2, sessions=3) as model:
-        sessions = [model.session, model.create_session(), model.create_session()]
-        alone: Any = [array("d", bytes(8 * model.info.dim)) for _ in range(2)]
-        model.run_pass([PassItem(sessions[0], [7, 8, 9], "none", n_hidden=3, hidden=alone[0])])
-        model.run_pass([PassItem(sessions[1], [3, 4], "none", n_hidden=1, hidden=alone[1])])
-        logits = model.logits([5, 6])
-        for session in sessions:
-            session.rewind(0)
-        sums: Any = [array("d", bytes(8 * model.info.dim)) for _ in range(2)]
-        items = [
-            PassItem(sessions[0], [7, 8, 9], "none", n_hidden=3, hidden=sums[0]),
-            PassItem(sessions[2], [5, 6], "all"),
-            PassItem(sessions[1], [3, 4], "none", n_hidden=1, hidden=sums[1]),
-        ]
-        model.run_pass(items)
-        assert sums == alone
-        sessions[0].rewind(0)
-        cut: Any = array("d", bytes(8 * model.info.dim))
-        for piece in ([7, 8], [9]):
-            how = {"n_hidden": len(piece), "hidden": cut}
-            model.run_pass([PassItem(sessions[0], piece, "none", **how)])
-        assert cut == alone[0]
-        assert np.array_equal(items[1].logits, logits)
 
 
 def test_what_cannot_be_is_refused(tiny_llama_8bit: Path) -> None:
@@ -151,8 +121,6 @@ def test_the_conventions_of_the_makers_are_kept(embedder: Path) -> None:
 
 
 # ---- encoders ----
-
-
 @pytest.mark.parametrize("name", FAMILIES)
 def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     """Keys of several spans on both sides of a token; windows across their edges."""
@@ -164,19 +132,6 @@ def test_long_texts_are_those_of_the_reference(name: str, tmp_path: Path) -> Non
         for rows, vector in zip(states, got, strict=True):
             want = unit(rows[0] if pooling == "cls" else rows.mean(axis=0))
             assert np.abs(np.array(vector) - want).max() < 5e-6
-
-
-@pytest.mark.parametrize(
-    ("name", "quant_type"), [*zip(FAMILIES, ("8bit", "f16", "8bit"), strict=True)]
-)
-def test_nothing_beside_a_text_changes_a_bit(name: str, quant_type: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.qsf"
-    convert(make(tmp_path / "m", name), path, quant_type=quant_type)
-    alone = [vectors(path, [text], threads=1)[0] for text in TEXTS]
-    for n_threads, sessions in ((2, 1), (3, 8)):
-        assert vectors(path, threads=n_threads, sessions=sessions) == alone
-    assert vectors(path, TEXTS[::-1], sessions=4)[::-1] == alone
-    assert vectors(path, TEXTS[:4], max_seq_len=300) == alone[:4]
 
 
 def test_a_context_is_as_long_as_fits(tmp_path: Path) -> None:
@@ -314,8 +269,6 @@ def test_ids_need_no_tokenizer(tmp_path: Path) -> None:
 
 
 # ---- cross-encoders, and rerankers of Qwen3's kind ----
-
-
 CASES = golden_families.rerankers()
 
 

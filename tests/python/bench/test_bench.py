@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 import pytest
 
+from make.refusals import refusals
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.native import roofline
 from qsf_bench import cli, files, processes, table, tasks
@@ -74,8 +75,6 @@ def pair(tmp_path: Path) -> tuple[Path, Path]:
 
 
 # ---- files ----
-
-
 def test_facts_by_hand(tmp_path: Path, pair: tuple[Path, Path]) -> None:
     matrices = 2 * (2 * 256 * 256 + 2 * 128 * 256 + 3 * 512 * 256)
     table_values, norms = 320 * 256, 5 * 256
@@ -124,8 +123,6 @@ def test_both_engines_get_the_same_tokens_of_any_vocabulary() -> None:
 
 
 # ---- the command ----
-
-
 def run_cli(*words: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     code = cli.run(list(map(str, words)))
     out, errors = capsys.readouterr()
@@ -166,21 +163,7 @@ def test_without_llama_cpp_it_says_how_to_get_it(
     assert "llama.cpp" not in out
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["m.qsf", "--quant", "4bit"], "for random weights"),
-        (["--baseline-model", "m.gguf"], "needs one MODEL"),
-        (["m.qsf", "--baseline-model", "m.gguf", "--no-baseline"], "exclude each other"),
-        (["--prompt", "0", "--gen", "0"], "nothing to measure"),
-        (["--quant", "5bit"], "5bit is unknown; available: "),
-        (["--shape", "gpt9"], "unknown"),
-        (["--rounds", "0"], "'0' is not a whole number from 1 to 100"),
-        (["--cgroup", "300"], "whole number of MB"),
-        (["m.qsf", "--json", "m.qsf"], "is read as well"),
-        (["--bogus"], "unrecognized arguments: --bogus (see python -m qsf.bench --help)"),
-    ],
-)
+@pytest.mark.parametrize(("words", "text"), refusals("qsf bench"))
 def test_what_cannot_be_is_refused(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,8 +181,6 @@ def test_a_context_that_is_too_long_is_refused(
 
 
 # ---- turns ----
-
-
 def answers(*speeds: float) -> Callable[[Task], Answer]:
     """Processes that have these speeds; 0: it fails."""
     left = list(speeds)

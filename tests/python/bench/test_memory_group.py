@@ -10,19 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from qsf.errors import QsfArgumentError
 from qsf_bench import memory_group
 
 MB = 1 << 20
-
-
-def test_limits() -> None:
-    known = {"300M": 300 * MB, "1G": 1 << 30, "1.5G": 1536 * MB, "1M": MB}
-    assert {text: memory_group.parse_limit(text) for text in known} == known
-    wrong = ["", "300", "300m", "0M", "0.5M", "1.5M", "1.001G", "-1M", "1.0001G", "1T", "300 M"]
-    for text in [*wrong, "M", "1e3M"]:
-        with pytest.raises(QsfArgumentError, match="whole number of MB"):
-            memory_group.parse_limit(text)
 
 
 V1 = """\

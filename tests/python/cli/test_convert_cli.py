@@ -23,11 +23,7 @@ import pytest
 
 from make import hf_makers
 from make.commands import Here
-from qsf.cli import inspect as inspect_cli
 from qsf.file.reader import Reader
-from qsf.model import Model
-
-BITS = {"3bit": 3.5, "ternary-dense": 1.875}
 
 COMMAND = [sys.executable, "-m", "qsf_converter.cli"]
 
@@ -112,32 +108,6 @@ def test_conversion_reports_what_it_did(tmp_path: Path, here: Here) -> None:
     for said in ("--quant-type", "--embed-type", "--force", "Examples:", "130 interrupted"):
         assert said in done.stdout
     assert "none, lz4, lz4hc, zstd" in " ".join(done.stdout.split())
-
-
-@pytest.mark.parametrize("quant_type", BITS)
-def test_a_type_is_shown_and_generates(
-    tmp_path: Path, project_root: Path, here: Here, quant_type: str
-) -> None:
-    out = tmp_path / "m.qsf"
-    done = here(project_root / "examples" / "tiny-llama", out, "--quant-type", quant_type)
-    assert (done.returncode, "warning" in done.stderr) == (0, False), done.stderr
-    bits = float(done.stdout.split(" bits a weight")[0].split()[-1])
-    said = json.loads(here(out, "--json", command=inspect_cli.run).stdout)
-    assert said["header"]["dtype"] == quant_type
-    assert {unit["dtype"] for unit in said["units"][1:-1]} == {quant_type}
-    matrices = [t for t in said["tensors_by_type"] if t["type"] == "ffn_down"]
-    assert [t["dtype"] for t in matrices] == [quant_type]
-    assert matrices[0]["bytes"] * 8 / matrices[0]["parameters"] == BITS[quant_type]
-    assert said["file_bytes"] * 8 / said["parameters"] == pytest.approx(bits, abs=0.01)
-    table = here(out, command=inspect_cli.run).stdout
-    assert quant_type in table.split("layer 0")[1].split("\n")[0]
-    with Model(out, ram_budget=None, threads=1) as model:
-        texts = {
-            "".join(model.generate("Once upon a time", max_tokens=8, temperature=0))
-            for _ in range(2)
-        }
-    assert len(texts) == 1
-    assert len(texts.pop().split()) >= 3
 
 
 def test_wrong_places_are_one_line(

@@ -47,8 +47,6 @@ def numbers(line: str) -> list[float]:
 
 
 # ---- figures ----
-
-
 def test_the_table_says_what_was_measured(call: Call, tiny_llama_4bit: Path, story: Path) -> None:
     code, out, err = call(tiny_llama_4bit, "--text", story, "--ctx", 32)
     assert code == 0, err
@@ -117,8 +115,6 @@ def test_against_the_original_and_against_a_file(
 
 
 # ---- errors ----
-
-
 def test_files_that_are_none(
     call: Call, tmp_path: Path, tiny_llama_4bit: Path, tiny_llama_dir: Path, story: Path
 ) -> None:

@@ -22,7 +22,6 @@ from qsf.shell.entry import VERBS
 from qsf_converter import convert
 
 # ---- verbs ----
-
 GROUPED = ("run", "chat", "serve", "completion")  # their options stand in groups
 
 
@@ -102,8 +101,6 @@ def test_a_plan_says_how_fast_a_model_can_be(
 
 
 # ---- the chat template ----
-
-
 def test_a_prompt_is_answered_by_the_template_unless_raw(run: Run, tiny_chat_8bit: Path) -> None:
     options = ("-p", "Hi", "-n", 4, "--temperature", 0)
     answered, raw = run(tiny_chat_8bit, *options), run(tiny_chat_8bit, *options, "--raw")
@@ -176,8 +173,6 @@ def test_a_template_is_told_keywords(run: Run, told_file: Path) -> None:
 
 
 # ---- budgets ----
-
-
 def test_a_streamed_model_says_what_more_memory_would_give(process: Run, wide_file: Path) -> None:
     asked = ("run", wide_file, "-p", "a", "-n", 1, "--ram-budget")
     done = process(*asked, "40")
@@ -210,8 +205,6 @@ def wide_file(tmp_path_factory: pytest.TempPathFactory, tiny_llama_dir: Path) ->
 
 
 # ---- JSON ----
-
-
 def test_json_has_the_text_its_ids_and_why_it_ended(run: Run, tiny_llama_8bit: Path) -> None:
     options = ("-p", PROMPT, "-n", 6, "--temperature", 0, "--json")
     whole, streamed = run(tiny_llama_8bit, *options), run(tiny_llama_8bit, *options, "--stream")

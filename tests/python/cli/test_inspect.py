@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner
 
 from make.commands import Here
-from make.expert_attacks import EXPERTS
+from make.kind_attacks import EXPERTS
 from make.kind_models import MIXED, SETS, write_model
 from make.qsf_files import write_tiny
 from make.stored import Reader
 from qsf.cli import inspect as cli
 from qsf.file import reader
+from qsf.file.layout import dtype_name
 from qsf.shell import command
 
 META = {
@@ -94,6 +95,11 @@ def test_json_says_what_the_reader_says(tiny: Path) -> None:
     with Reader(tiny) as r:
         assert said["file_bytes"] == tiny.stat().st_size
         assert said["header"]["n_vocab"] == r.header.n_vocab
+        assert said["header"]["dtype"] == dtype_name(r.header.dtype)
+        for key, wanted in (("units", r.units), ("tensors", r.tensors)):
+            assert [one["dtype"] for one in said[key]] == [dtype_name(one.dtype) for one in wanted]
+        down = next(t for t in said["tensors_by_type"] if t["type"] == "ffn_down")
+        assert (down["dtype"], down["bytes"] > 0) == ("4bit", True)
         assert said["parameters"] == sum(t.n_rows * t.n_cols for t in r.tensors)
         assert [t["data_off"] for t in said["tensors"]] == [t.data_off for t in r.tensors]
         assert [u["crc32"] for u in said["units"]] == [u.crc32 for u in r.units]

@@ -166,8 +166,6 @@ def test_nothing_is_imported_before_signals_are_handled() -> None:
 
 
 # ---- on a terminal ----
-
-
 def test_progress_comes_after_two_seconds_and_goes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

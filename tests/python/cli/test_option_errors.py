@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,12 +14,12 @@ from make.commands import Here, Run, check_refused
 from make.refusals import refusals
 from qsf.cli import evaluate, inspect
 from qsf.cli.run import main as run_cli
-from qsf.cli.run.options import read_defaults
-from qsf.cli.serve_options import Size
+from qsf.cli.run.options import RunOptions, read_defaults
 from qsf.errors import QsfArgumentError
 from qsf.native import binding
+from qsf.native._qsf import lib
 from qsf.native.opening import budget_mb
-from qsf.options import ModelOptions
+from qsf.options import GenerationOptions, ModelOptions, Number, Size, Whole, described
 
 # A row has the words behind the command (M: a model, F: a folder, T: a text), and what is said.
 COMMANDS = ("run", "serve", "eval", "inspect", "convert", "chta", "quantize")
@@ -50,8 +51,6 @@ def test_errors_begin_with_what_was_typed(qsf: Run, here: Here, tmp_path: Path) 
 
 
 # ---- budgets, defaults ----
-
-
 @pytest.mark.parametrize(
     ("text", "mb"),
     [("300", 300), ("300MB", 300), ("4GB", 4096), ("1.5G", 1536), ("2 GiB", 2048), ("0", None)],
@@ -103,16 +102,7 @@ def test_a_users_defaults_hold_unless_an_option_says_otherwise(
 
 @needs_tomllib
 def test_wrong_defaults_are_one_line_and_code_2(run: Run, config: Path) -> None:
-    for text, said in (
-        ("temprature = 1", "there is no option temprature: did you mean temperature?"),
-        ("temperature = 1000", "temperature: '1000' is not a number from 0 to 100"),
-        ('ram-budget = "lots"', "ram-budget: 'lots' is not a size"),
-        ("kv-rotation = [1]", "kv-rotation: [1] is not one of auto, on, off"),
-        ("exact = 1", "exact: exact must be True or False, not 1"),
-        ("threads = true", "threads: threads must be a whole number"),
-        ("= 3", "Invalid"),
-        ("x" * 70000, "more than 65536 bytes"),
-    ):
+    for text, said in (*refusals("numbers"), ("x" * 70000, "more than 65536 bytes")):
         config.write_text(text, "utf-8")
         done = run("m.qsf", "-p", "x")
         check_refused(done, 2, said)
@@ -120,3 +110,27 @@ def test_wrong_defaults_are_one_line_and_code_2(run: Run, config: Path) -> None:
     config.unlink()
     os.mkfifo(config)  # without a writer: nobody waits
     check_refused(run("m.qsf", "-p", "x"), 1, "m.qsf")
+
+
+# ---- the options of the program without Python are those of ``qsf run`` ----
+SOURCE = Path(__file__).parents[3] / "program" / "arguments.c"
+ROW = re.compile(r"\{\"([\w-]+)\", (?:0|'(\w)'), (\w+), .+?, ([-\w.]+), ([-\w.]+), \"\w+\"\},")
+NUMBERS = {"MOST_U32": 2**32 - 1, "QSF_MAX_DRAFT_ROWS": lib.QSF_MAX_DRAFT_ROWS}
+
+
+def test_its_options_are_those_of_qsf_run() -> None:
+    rows = {row[0]: row[1:] for row in ROW.findall(SOURCE.read_text("ascii"))}
+    names = {"plan"} | {o.flag[2:] for o in described(RunOptions)}
+    for option in (*described(ModelOptions, "run"), *described(GenerationOptions, "run")):
+        is_lacking = option.name in ("kv_policy", "template_args", "lora")
+        longer = [option.flag, *(name for name in option.also if name.startswith("--"))]
+        short = "".join(name[1:] for name in option.also if name not in longer)
+        for name in () if is_lacking else longer:
+            letter, kind, *range_ = rows[name[2:]]
+            assert letter == (short if name == option.flag else ""), name
+            if kind in ("COUNT", "REAL", "WHOLE"):
+                assert isinstance(option.kind, Whole | Number), name
+                first = option.kind.least or 1e-9 * getattr(option.kind, "is_open", False)
+                assert [float(NUMBERS.get(n, n)) for n in range_] == [first, option.kind.most]
+        names |= {name[2:] for name in longer}
+    assert rows.keys() <= names

@@ -21,9 +21,10 @@ from safetensors.numpy import load_file
 import qsf
 from make import gguf_files, mutants, tiny_checkpoints, torch_files
 from make import golden_adapters as made
-from make.adapter_files import CONFIG, WEIGHTS, Q, Tensors, pair
-from make.adapter_files import write_adapter as write
 from make.commands import Run
+from make.golden_adapters import CONFIG, WEIGHTS, Q, Tensors, pair
+from make.golden_adapters import write_adapter as write
+from make.refusals import refusals
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError
 from qsf.report.record import read_meta
@@ -93,8 +94,6 @@ def test_files_of_torch_are_read_and_the_rest_is_as_it_was(tmp_path: Path) -> No
 
 
 # ---- GGUF files ----
-
-
 def write_gguf(path: Path, folder: Path, *, n_heads: int = 4, **changes: Any) -> Path:
     """Write a PEFT folder's adapter for Q and O of LLaMA as llama.cpp's converter does."""
     writer = gguf.GGUFWriter(path, "llama")
@@ -145,8 +144,6 @@ def test_blocks_that_no_adapter_changes_are_kept(tmp_path: Path) -> None:
 
 
 # ---- what is said ----
-
-
 def test_the_file_and_show_say_which_adapters_it_has(tmp_path: Path, qsf: Run) -> None:
     base = tiny_checkpoints.make_llama(tmp_path / "m")
     adapter, out = write(tmp_path / "tuned", pair()), tmp_path / "m.qsf"
@@ -181,36 +178,7 @@ def test_a_calibration_belongs_to_its_adapters(tmp_path: Path) -> None:
 
 
 # ---- what is refused ----
-
-FIELDS = [
-    ({"peft_type": "LOHA"}, "peft_type = 'LOHA' .* only LORA"),
-    ({"init_lora_weights": "pissa_niter_4"}, "init_lora_weights = 'pissa_niter_4'"),
-    ({"init_lora_weights": "olora"}, "path_initial_model_for_weight_conversion"),
-    ({"init_lora_weights": 1}, "init_lora_weights = 1"),
-    ({"modules_to_save": ["lm_head"]}, r"modules_to_save = \['lm_head'\] .*merge_and_unload"),
-    ({"bias": "lora_only"}, "bias = 'lora_only'"),
-    ({"bias": "all"}, "bias = 'all'"),
-    ({"lora_bias": True}, "lora_bias = True"),
-    ({"layer_replication": [[0, 2]]}, "layer_replication"),
-    ({"alora_invocation_tokens": [3]}, "alora_invocation_tokens"),
-    ({"target_parameters": ["experts.w"]}, "target_parameters"),
-    ({"something_new": 3}, "something_new = 3"),
-    ({"use_dora": "yes"}, "use_dora = 'yes'"),
-    ({"use_dora": True}, "q_proj' has no lora_magnitude_vector"),
-    ({"r": 3}, r"lora_A.weight has shape \[2, 80\], and its rank is 3"),
-    ({"r": 0}, "r = 0 is not a rank"),
-    ({"r": 2.5}, "r = 2.5 is not a rank"),
-    ({"rank_pattern": {"q_proj": 4}}, "its rank is 4"),
-    ({"rank_pattern": {"q_proj": True}}, "rank_pattern = True is not a rank"),
-    ({"rank_pattern": [4]}, "rank_pattern is not an object"),
-    ({"lora_alpha": "8"}, "lora_alpha = '8' is not a number"),
-    ({"lora_alpha": 1e39}, "lora_alpha = 1e[+]39 is not a number"),
-    ({"lora_alpha": float("nan")}, "lora_alpha = nan is not a number"),
-    ({"alpha_pattern": {r"(\w*)*!": 1}}, "too complex"),
-    ({"alpha_pattern": {"(a|a){9}": 1}}, "too complex"),
-    ({"alpha_pattern": {"q_proj": 4, "(": 1}}, "alpha_pattern: '[(]'"),
-    ({"alpha_pattern": {".*.*.*.*x": 1}}, "too complex"),
-]
+FIELDS = [*refusals("adapters"), ({"lora_alpha": float("nan")}, "lora_alpha = nan is not a number")]
 
 
 @pytest.mark.parametrize(("fields", "said"), FIELDS)
@@ -284,17 +252,7 @@ def test_names_and_scales_are_refused(text: str, said: str, tmp_path: Path) -> N
         merged(base, text.format(a=adapter, m=base))
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"general.type": "model"}, "general.type = 'model'"),
-        ({"adapter.type": "control"}, "adapter.type = 'control'"),
-        ({"adapter.lora.alpha": "x"}, "adapter.lora.alpha = 'x' is not a number"),
-        ({"adapter.lora.prompt_prefix": "q"}, "prompt_prefix = 'q' is not supported"),
-        ({"general.architecture": "qwen2"}, "its architecture is qwen2"),
-        ({"general.architecture": "llamb"}, "a.gguf: architecture 'llamb' of a GGUF file"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "said"), refusals("gguf adapters"))
 def test_gguf_adapters_are_refused_by_name(
     changes: dict[str, Any], said: str, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from qsf.errors import QsfConversionError
 from qsf.file.layout import EMBEDDING_UNIT, Dtype, TensorType
 from qsf_converter import convert
 from qsf_converter.calibrate import calibration as calibration_module
-from qsf_converter.calibrate import compensation, type_choice
+from qsf_converter.calibrate import type_choice
 from qsf_converter.calibrate.calibration import FEEDBACK, Calibration
 from qsf_converter.calibrate.texts import CalibrationText, bundled_text, read_calibration_text
 from qsf_converter.request import Request
@@ -274,8 +274,6 @@ def test_the_bundled_model_is_nearer_at_2_bits(
 
 
 # ---- experts, and every family ----
-
-
 T = TensorType
 BUNDLED = "bundled"
 N_TOKENS = 1024
@@ -285,7 +283,7 @@ def test_the_report_counts_experts_that_few_tokens_met(
     tiny_moe_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.qsf"
-    monkeypatch.setattr(compensation, "LEAST_TOKENS", 225)
+    monkeypatch.setattr(calibration_module, "LEAST_TOKENS", 225)
     report = convert(
         tiny_moe_dir, path, quant_type="4bit", calibration=BUNDLED, calibration_tokens=N_TOKENS
     )

@@ -243,12 +243,7 @@ def test_every_type_of_what_was_measured_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"quant_type": "4bit"},
-        {"calibration_tokens": 640},
-        {"calibration": "other"},
-    ],
+    "options", [{"quant_type": "4bit"}, {"calibration_tokens": 640}, {"calibration": "other"}]
 )
 def test_other_options_are_another_calibration(
     options: dict[str, Any],
@@ -381,8 +376,6 @@ def test_a_signal_keeps_what_is_done(model: Path, wanted: bytes, tmp_path: Path)
 
 
 # ---- texts ----
-
-
 BOS, EOS = 0, 1
 
 
@@ -404,8 +397,6 @@ def text_file(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 # ---- files ----
-
-
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
@@ -448,8 +439,6 @@ def test_files_that_the_system_refuses(tmp_path: Path) -> None:
 
 
 # ---- samples ----
-
-
 def test_samples_hold_the_texts_in_order(tokenizer_json: bytes) -> None:
     both = ["A cat sat on a mat, and it was happy. " * 30, "Dogs <|end_of_text|> bark. " * 30]
     expected = [*ids_of(tokenizer_json, both[0]), EOS, *ids_of(tokenizer_json, both[1])]
@@ -525,8 +514,6 @@ def test_of_far_too_much_text_a_part_is_taken_everywhere(
 
 
 # ---- the bundled text ----
-
-
 def test_bundled_text(tokenizer_json: bytes) -> None:
     text = bundled_text()
     assert 120_000 <= len(text.encode()) <= 200_000

@@ -17,10 +17,9 @@ import pytest
 from safetensors.numpy import load_file
 
 from make import gguf_files, hf_makers, tiny_checkpoints
-from make.fresh import write_fresh
 from make.gguf_files import Type
 from make.refusals import refusals
-from make.stored import Reader
+from make.stored import Reader, write_fresh
 from oracle.kept_tiles import decode_tiles
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file.gguf_parts import name_without_part, part_names
@@ -333,8 +332,6 @@ def test_types_that_cannot_be_dequantised_are_refused_by_name(tmp_path: Path, nu
 
 
 # ---- damaged and hostile files ----
-
-
 def text(value: bytes) -> bytes:
     return struct.pack("<Q", len(value)) + value
 
@@ -461,8 +458,6 @@ def test_a_file_that_shrinks_and_one_that_is_none(tmp_path: Path) -> None:
 
 
 # ---- files in parts ----
-
-
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     """The first of four parts; ``whole.gguf`` beside them is the same model."""

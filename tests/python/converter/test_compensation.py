@@ -256,8 +256,6 @@ def test_more_damping_where_feedback_leaves_the_range(monkeypatch: pytest.Monkey
 
 
 # ---- error feedback ----
-
-
 QUANTISED = [d for d in Dtype if d not in (Dtype.MIXED, *KEPT, Dtype.F16, Dtype.F32)]
 LEVELS = {  # what codes stand for, in scales
     Dtype.Q2: np.arange(4), Dtype.Q3: np.arange(8), Dtype.Q4: np.arange(16),
@@ -420,8 +418,6 @@ def test_what_cannot_be_stored_is_refused_with_its_place(value: float) -> None:
 
 
 # ---- equivalent layers ----
-
-
 T = TensorType
 OF_QKV = (T.Q, T.K, T.V)  # of a layer without a gate
 OF_OUT, _, OF_GATE, OF_DOWN = INPUT_GROUPS[1:]

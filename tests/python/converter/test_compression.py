@@ -100,8 +100,6 @@ def mixed(n_bytes: int, seed: int = 0) -> bytes:
 
 
 # ---- in files ----
-
-
 @given(
     st.sampled_from(CODECS),
     st.integers(1, 3000),
@@ -137,8 +135,6 @@ def test_layers_of_any_content_and_cut_are_read(
 
 
 # ---- blocks ----
-
-
 @pytest.mark.parametrize("compression", CODECS)
 @pytest.mark.parametrize("make", [bytes, mixed, lambda n: random.Random(n).randbytes(n)])
 def test_a_block_of_any_size(compression: Compression, make: Callable[[int], bytes]) -> None:
@@ -189,8 +185,6 @@ def test_packing_that_is_left_midway_ends_its_threads() -> None:
 
 
 # ---- when it is worth it ----
-
-
 @pytest.mark.parametrize(
     ("more_bytes", "compression"), [(0, Compression.LZ4), (1, Compression.NONE)]
 )
@@ -226,8 +220,6 @@ def test_threads_do_not_change_the_file(tmp_path: Path) -> None:
 
 
 # ---- holes ----
-
-
 @given(
     st.integers(0, 5000) | st.sampled_from([MIB - 1, MIB, 3 * MIB + 5]), st.integers(0, 2**32 - 1)
 )
@@ -287,11 +279,8 @@ def test_more_zeros_than_the_tensor_has_are_refused(tmp_path: Path) -> None:
 
 
 # ---- qsf-convert --compress ----
-
-
 NONE, LZ4, LZ4HC, ZSTD = Compression
 BY_NAME = {"lz4": LZ4, "lz4hc": LZ4HC, "zstd": ZSTD}
-MB = 1e6
 
 
 @pytest.fixture(scope="session")
@@ -313,8 +302,6 @@ def pruned(
 
 
 # ---- the same model ----
-
-
 @pytest.mark.parametrize(("model", "quant_type"), [("tiny-llama", "4bit"), ("tiny-gpt2", "f16")])
 def test_logits_are_those_of_the_model_without_compression(
     tmp_path: Path, pruned: dict[str, Path], model: str, quant_type: str
@@ -372,8 +359,6 @@ def test_what_compression_saved_is_said(tmp_path: Path, pruned: dict[str, Path])
 
 
 # ---- what is refused, and what is said ----
-
-
 def test_a_summary_names_the_share_of_all_layers() -> None:
     layers = StoredLayers("lz4")
     layers.note(Stored(LZ4, 50, 100))
@@ -382,8 +367,6 @@ def test_a_summary_names_the_share_of_all_layers() -> None:
 
 
 # ---- failures ----
-
-
 @pytest.mark.parametrize("error", ERRORS, ids=["full", "interrupt"])
 @pytest.mark.parametrize(
     ("compress", "name"),

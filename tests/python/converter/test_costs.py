@@ -12,8 +12,7 @@ import pytest
 
 import qsf
 from make import gguf_files
-from make.large_keys import read_checkpoint, with_large_keys
-from make.tiny_checkpoints import make_llama, write_checkpoint
+from make.tiny_checkpoints import make_llama, read_checkpoint, with_large_keys, write_checkpoint
 from qsf.cli import evaluate as eval_cli
 from qsf.cli import inspect as inspect_cli
 from qsf.cli.run import main as run_cli

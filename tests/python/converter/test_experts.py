@@ -24,7 +24,7 @@ from make.refusals import refusals
 from make.stored import Reader
 from oracle.reference import forward, load_qsf
 from qsf.errors import QsfConversionError
-from qsf.file.kinds import ExpertScore, ExpertWeights, GroupScore
+from qsf.file.kinds import ExpertScore, ExpertWeights
 from qsf.file.layout import Dtype, TensorType
 from qsf_converter import convert
 from qsf_converter.original.weights import Choice, route
@@ -120,20 +120,6 @@ def test_of_equal_scores_the_lower_number_is_chosen() -> None:
         assert choice.weights.tolist() == [[0.5, 0.5]]
 
 
-def test_a_selection_bias_chooses_and_does_not_weigh() -> None:
-    how: dict[str, Any] = {"expert_score": ExpertScore.SIGMOID, "weights_factor": 2.0}
-    choice = chosen([0.0] * 3, [0.0, 0.1, 0.2], n_chosen=1, **how)
-    assert (int(choice.experts[0, 0]), float(choice.weights[0, 0])) == (2, 1.0)
-
-
-def test_only_the_best_groups_are_chosen_from() -> None:
-    scores = [9.0, 0.0, 5.0, 5.5, 4.0, 4.0]
-    groups: dict[str, Any] = {"n_chosen": 2, "n_groups": 3, "n_groups_kept": 1}
-    assert sorted(chosen(scores, **groups).experts[0]) == [0, 1]
-    of_two = chosen(scores, **groups, group_score=GroupScore.TWO_LARGEST)
-    assert sorted(of_two.experts[0]) == [2, 3]
-
-
 def router_dtype(case: Case, scale: float, tmp_path: Path) -> Dtype:
     tensors = case.tensors()
     for name, values in tensors.items():
@@ -197,8 +183,6 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
 
 
 # ---- Nomic Embed 2, which transformers lacks: plain numpy computes what its own code does ----
-
-
 Array = NDArray[Any]
 DIM, WIDE, HEADS, N_EXPERTS, N_LAYERS, N_VOCAB = 48, 64, 4, 5, 4, 60
 NOMIC = {

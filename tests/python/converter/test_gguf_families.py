@@ -14,21 +14,14 @@ import pytest
 import qsf
 from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case
+from make.refusals import table
 from make.stored import Reader
 from qsf.file.layout import Activation
 from qsf_converter import convert
 from qsf_converter.sources.gguf_config import ALL_DIALECTS
 
 # llama.cpp knows these from the model's name or size, and files do not say them.
-ASSUMED: dict[str, dict[str, Any]] = {
-    "gemma": {"dtype": "bfloat16"},
-    "gemma2": {"dtype": "bfloat16", "query_pre_attn_scalar": 24},
-    "gemma3_text": {"dtype": "bfloat16", "query_pre_attn_scalar": 24},
-    "gemma4_text": {"dtype": "bfloat16"},
-    "gemma4_unified_text": {"dtype": "bfloat16"},
-    "minicpm3": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
-    "smollm3": {"no_rope_layers": [1, 1, 1, 0]},
-}
+ASSUMED: dict[str, dict[str, Any]] = table("tables")["gguf assumed"]
 # Windows of Qwen and scalings that llama.cpp does not write into files of that architecture.
 NOT_SAID = (
     "qwen2-window", "starcoder2-window", "llama-dynamic", "llama-yarn-more", "llama-yarn-factor",

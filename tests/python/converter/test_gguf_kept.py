@@ -204,8 +204,6 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path: Path) -> None:
 
 
 # ---- MXFP4: its table, gpt-oss from checkpoints and GGUF files, what is refused ----
-
-
 def write_gguf(path: Path, config: dict[str, Any], tensors: Tensors) -> Path:
     """As llama.cpp's converter: MXFP4 of its own order of codes, gate and up apart."""
     plain_config, plain = dequantised(config, tensors)

@@ -377,8 +377,6 @@ def test_the_tokenizers_own_end_is_one() -> None:
 
 
 # ---- the fixed form ----
-
-
 _ANSWER = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 _CHATML = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}" + _ANSWER
 _TRIMMED = (

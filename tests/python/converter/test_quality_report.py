@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-from make.page_parser import PageParser
 from make.qsf_files import write_tiny
-from make.quality_reports import full_quality
 from qsf.cli import inspect as inspect_cli
 from qsf.cli import inspect as inspect_quality
 from qsf.errors import QsfError, clean
 from qsf.file.reader import Reader
 from qsf.report import record as converter_report
-from qsf.report.record import Quality, Report, read_meta
+from qsf.report.record import Evaluation, LayerReport, Quality, Report, TensorReport, read_meta
 from qsf.report.text import full_lines, page, quality_lines, summary_lines, verdict
 from qsf_converter import cli
 
@@ -56,8 +56,6 @@ def page_of(path: Path) -> str:
 
 
 # ---- META ----
-
-
 def test_what_is_written_is_read_again() -> None:
     quality = full_quality()
     meta = json.loads(json.dumps(quality.meta()))
@@ -129,8 +127,6 @@ def test_a_conversion_reports_what_it_did_to_each_tensor(
 
 
 # ---- on the terminal ----
-
-
 def test_the_summary_is_two_lines() -> None:
     quality = full_quality()
     n_weights = quality.n_weights
@@ -206,7 +202,6 @@ def test_a_file_without_report_says_so(
 
 
 # ---- META that means ill ----
-
 _SCALARS = (
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
     | st.sampled_from(["\x1b[31m", "\u202e", "\ud800", "<b>", 10**400, -1, 0, 5e-324, 1e308, 1e30])
@@ -313,8 +308,6 @@ def test_what_a_file_can_make_us_print_is_bounded(
 
 
 # ---- the page ----
-
-
 @pytest.fixture(scope="module")
 def full_page(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("page")
@@ -389,8 +382,6 @@ def test_texts_of_a_file_stay_texts(tmp_path: Path) -> None:
 
 
 # ---- the file of the page ----
-
-
 def test_both_commands_write_the_same_page(
     tmp_path: Path, tiny_gpt2_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -464,3 +455,127 @@ def test_quality_goes_with_few_options(
     for other in ("--tensors", "--verify"):
         assert inspect_cli.run([str(tiny_llama_4bit), "--quality", other]) == 2
         assert "--quality goes with" in capsys.readouterr().err
+
+
+# ---- reads pages of HTML as strictly as no browser does ----
+class PageParser(HTMLParser):
+    """Reads a page strictly: what is opened is closed, in order; keeps what it met."""
+
+    VOID = ("meta", "br", "link", "img", "input")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+
+    def read(self, text: str) -> PageParser:
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        return self
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        assert len(dict(attrs)) == len(attrs), attrs
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def check_needs_nothing(self, page: str) -> None:
+        """Read a page that loads nothing, runs nothing and says so to the browser."""
+        self.read(page)
+        names = {tag for tag, _ in self.tags}
+        loading = {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+        assert names.isdisjoint(loading)
+        for word in ("http:", "https:", "//", "url(", "@import", "javascript:", "data:"):
+            assert word not in page
+        attributes = {name for _, attrs in self.tags for name in attrs}
+        assert attributes.isdisjoint({"src", "href", "srcset", "action", "background"})
+        assert not any(name.startswith("on") for name in attributes)
+        policy = [attrs["content"] for _, attrs in self.tags if attrs.get("http-equiv")]
+        assert policy == ["default-src 'none'; style-src 'unsafe-inline'"]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip() and "style" not in self.open:
+            self.texts.append(data.strip())
+
+
+# ---- quality reports as a calibrated conversion writes them, from a seed ----
+
+
+# Kind, rows and columns in units of 256.
+_MATRICES = (
+    ("Q", 4, 4), ("K", 1, 4), ("V", 1, 4), ("ATTN_OUT", 4, 4), ("FFN_GATE", 11, 4),
+    ("FFN_UP", 11, 4), ("FFN_DOWN", 4, 11),
+)  # fmt: skip
+_BITS = {"2bit": 2.5, "3bit": 3.5, "4bit": 4.5, "8bit": 8.25, "f32": 32.0}
+_ERRORS = {"2bit": 0.33, "3bit": 0.17, "4bit": 0.082, "8bit": 0.0065, "f32": 0.0}
+_ACTIONS = ("rounded", "feedback", "scaled+feedback", "rotated+feedback", "outlier table")
+
+
+def tensor(
+    name: str, dtype: str, n_rows: int, n_cols: int, rng: random.Random, action: str = "rounded"
+) -> TensorReport:
+    """A tensor of a type with about the error that is usual for it."""
+    error = _ERRORS[dtype] * rng.uniform(0.7, 1.4)
+    return TensorReport(
+        name=name,
+        source=f"model.{name.lower()}.weight",
+        type=dtype,
+        n_rows=n_rows,
+        n_cols=n_cols,
+        bits_per_weight=_BITS[dtype],
+        mse=error * error * 4e-4,
+        max_error=error * 0.2,
+        cosine=math.sqrt(max(0.0, 1 - error * error)),
+        relative_error=error,
+        outliers=rng.uniform(0, 0.004),
+        action="exact" if error == 0 else action,
+        output_error=error * error * rng.uniform(0.2, 0.9) if n_rows > 1 else None,
+    )
+
+
+def full_quality(n_layers: int = 12, seed: int = 1) -> Quality:
+    """A report with all that a calibrated mixed conversion measures."""
+    rng = random.Random(seed)
+    tensors = [tensor("EMBEDDING", "4bit", 32000, 1024, rng)]
+    for layer in range(n_layers):
+        is_edge = layer in (0, n_layers - 1)
+        tensors.append(tensor(f"{layer}.ATTN_NORM", "f32", 1, 1024, rng))
+        for kind, n_rows, n_cols in _MATRICES:
+            types = ("4bit", "8bit") if is_edge or kind == "V" else ("2bit", "3bit", "3bit", "4bit")
+            dtype, action = rng.choice(types), rng.choice(_ACTIONS)
+            name = f"{layer}.{kind}"
+            tensors.append(tensor(name, dtype, n_rows * 256, n_cols * 256, rng, action))
+        tensors.append(tensor(f"{layer}.FFN_NORM", "f32", 1, 1024, rng))
+    tensors += [tensor("FINAL_NORM", "f32", 1, 1024, rng), tensor("HEAD", "8bit", 32000, 1024, rng)]
+    layers = []
+    for layer in range(n_layers):
+        edge = min(layer, n_layers - 1 - layer)
+        kl = rng.uniform(0.02, 0.09) + 2.4 * math.exp(-1.6 * edge)
+        layers.append(LayerReport(layer, kl, 1 - 0.4 * kl / (1 + kl), kl))
+    return Quality(
+        tensors=tuple(tensors),
+        layers=tuple(layers),
+        evaluation=Evaluation(
+            text="tinystories-dev.txt",
+            tokens=131072,
+            ctx_tokens=512,
+            protocol="strided",
+            perplexity=7.8312,
+            perplexity_original=7.6541,
+            kl_mean=0.02134,
+            kl_p99=0.2711,
+            top1_agreement=0.9284,
+        ),
+        calibration={
+            "text": "tinystories-train.txt", "sha256": "9f" * 32, "tokens": 65536, "windows": 128,
+            "damping": 0.01,
+        },
+    )  # fmt: skip

@@ -100,7 +100,6 @@ def test_values_are_those_of_the_package_that_made_them(name: str, tmp_path: Pat
 
 
 # ---- formats whose packages need a GPU: their arithmetic as it is documented ----
-
 Made = tuple[dict[str, Any], Stored, Any]  # method, tensors, values
 RNG = np.random.default_rng(7)
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
@@ -279,8 +278,6 @@ def test_values_are_those_of_the_documented_arithmetic(name: str, tmp_path: Path
 
 
 # ---- whole models ----
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_symmetric_groups_are_kept_as_blocks(bits: int, tmp_path: Path) -> None:
     sizes = {"dim": 64, "ffn_dim": 96, "n_heads": 4, "n_kv_heads": 2}
@@ -310,8 +307,6 @@ def test_symmetric_groups_are_kept_as_blocks(bits: int, tmp_path: Path) -> None:
 
 
 # ---- what is refused ----
-
-
 @pytest.mark.parametrize("name", ["hqq", "aqlm", "exl2", None, 4])
 def test_an_unknown_method_is_refused_by_name(name: Any, tmp_path: Path) -> None:
     folder, _ = hf_makers.llama(tmp_path / "m")
@@ -356,8 +351,6 @@ def test_the_list_of_families_names_the_methods(capsys: pytest.CaptureFixture[st
 
 
 # ---- BitNet's packed checkpoints ----
-
-
 Array = NDArray[np.float32]
 Packed = dict[str, tuple[str, tuple[int, ...], bytes]]
 
@@ -423,23 +416,6 @@ def write_packed(
     return folder
 
 
-def write_unpacked(folder: Path, how: dict[str, Any], case: str) -> Path:
-    """The same weights in f32, without a word of BitNet."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(GOLDEN_CASES[case].config), "utf-8")
-    tensors: Packed = {}
-    for name, stored in packed_tensors(dict(GOLDEN_CASES[case].shapes)).items():
-        if stored[0] == "U8":
-            shape = GOLDEN_CASES[case].shapes[name]
-            scale = factor_of(name, how)
-            values = ternary_of(name, shape).astype("<f4") * scale
-            tensors[name] = ("F32", shape, values.astype("<f4").tobytes())
-        elif not name.endswith("_scale"):
-            tensors[name] = stored
-    (folder / "model.safetensors").write_bytes(raw_safetensors(tensors))
-    return folder
-
-
 def factor_of(name: str, how: dict[str, Any]) -> np.float32:
     scale = float(scale_of(name)[0])
     factor: np.float32 = np.float32(1 / scale if how is DIVIDED else scale)
@@ -463,25 +439,6 @@ def test_every_weight_is_kept(how: dict[str, Any], quant_type: str | None, tmp_p
             np.testing.assert_array_equal(weights[f"layer.{layer}.{ours}"], codes * scale)
     with Reader(out) as file:
         assert file.header.dtype == (Dtype.TERNARY_DENSE if quant_type else Dtype.TERNARY)
-
-
-@pytest.mark.parametrize(
-    ("case", "quant_type"), [("bitnet", "8bit"), ("phi3", "f16"), ("llama-linear", "ternary")]
-)
-def test_the_file_is_that_of_the_unpacked_weights(
-    case: str, quant_type: str, tmp_path: Path
-) -> None:
-    sources = {
-        "packed": write_packed(tmp_path / "packed", MULTIPLIED, case),
-        "plain": write_unpacked(tmp_path / "plain", MULTIPLIED, case),
-    }
-    for name, source in sources.items():
-        report = convert(source, tmp_path / f"{name}.qsf", quant_type=quant_type)
-        assert not [text for text in report.warnings if "ternary" in text]
-    with Reader(tmp_path / "packed.qsf") as found, Reader(tmp_path / "plain.qsf") as expected:
-        assert found.header == expected.header
-        for i in range(len(expected.units)):
-            assert found.read_unit(i) == expected.read_unit(i), i
 
 
 def test_scaled_weights_that_are_not_packed(tmp_path: Path) -> None:

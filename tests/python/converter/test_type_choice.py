@@ -57,8 +57,6 @@ Costs = dict[str, dict[Dtype, float]]
 
 
 # ---- the knapsack ----
-
-
 def matrix(idx: int, n_rows: int, n_cols: int) -> Target:
     rule = TensorRule(Place.LAYER, TensorType.FFN_UP, "x", ("dim", "dim"))
     source = SourceTensor("x", (n_rows, n_cols), "F16", 2 * n_rows * n_cols)
@@ -189,8 +187,6 @@ def test_what_cannot_be_assigned_is_refused() -> None:
 
 
 # ---- sizes ----
-
-
 @pytest.fixture(params=["llama", "llama-tied", "gpt2"])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Source]:
     folder = tmp_path / "model"
@@ -313,8 +309,6 @@ def test_bits_per_weight_count_the_whole_file(source: Source) -> None:
 
 
 # ---- types without measuring ----
-
-
 def dtypes_of(policy: Policy, plan: Plan) -> Mapping[str, Dtype]:
     return {t.name: t.dtype for t in with_policy(plan, policy).targets if t.is_matrix}
 
@@ -352,8 +346,6 @@ def test_guessed_costs_fall_with_the_bits(source: Source) -> None:
 
 
 # ---- what people ask for ----
-
-
 MB = 2**20
 
 
@@ -513,8 +505,6 @@ def test_an_impossible_size_is_refused_before_the_work(model: Path, tmp_path: Pa
 
 
 # ---- the text ----
-
-
 def rows_of(tokens: NDArray[np.int32]) -> set[bytes]:
     return {row.tobytes() for row in tokens}
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from make.refusals import refusals
 from qsf.errors import QsfArgumentError, QsfNumericError
 from qsf.evaluate import evaluation
 from qsf.evaluate.evaluation import PROTOCOLS, Evaluation, Window, cut_windows, evaluate
@@ -22,8 +23,6 @@ from qsf.model import Model
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.original.logits import open_original
 from qsf_converter.text.tables import open_tokenizer
-
-Array = NDArray[np.float64]
 
 TEXT = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. "
@@ -71,8 +70,6 @@ def scored_positions(n_tokens: int, *arguments: Any, **options: Any) -> list[lis
 
 
 # ---- which tokens ----
-
-
 def test_llama_cpp_scores_the_second_half_behind_bos() -> None:
     # llama-perplexity: of n_ctx tokens those from n_ctx / 2 + 1 on, n_ctx - n_ctx / 2 - 1.
     assert scored_positions(21, "llama.cpp", 8) == [[5, 6, 7], [13, 14, 15]]
@@ -117,14 +114,7 @@ def test_windows_lie_side_by_side_and_a_rest_is_left_out() -> None:
 
 def test_what_cannot_be_honoured_is_refused() -> None:
     for n_tokens, protocol, ctx_tokens, stride, said in (
-        (10, "gptq", 4, None, "windows, llama.cpp, sliding, repeated are known"),
-        (10, "windows", 4, 4, "a stride of 4 is for protocol sliding only"),
-        (10, "sliding", 4, 5, "from 1 to the context's 4 tokens, not 5"),
-        (10, "sliding", 4, 0, "not 0"),
-        (10, "windows", 1, None, "at least 2 tokens"),
-        (10, "llama.cpp", 2, None, "at least 3 tokens"),
-        (10, "repeated", 127, None, "at least 128 tokens"),
-        (10, "repeated", 128, None, "less than one of 128"),
+        *refusals("protocols"),
         *(
             (n, protocol, 128, None, "tokens?: at least 2")
             for n in (0, 1)
@@ -146,8 +136,6 @@ def test_repeated_windows_end_with_what_they_had() -> None:
 
 
 # ---- figures known by hand ----
-
-
 def test_places_are_sixteenths_of_a_window() -> None:
     rows = np.zeros((64, 64))
     rows[np.arange(63), np.arange(1, 64)] = 9  # knows what follows
@@ -222,31 +210,6 @@ def test_json_has_the_keys_that_are_promised() -> None:
 
 
 # ---- real models ----
-
-
-def test_figures_are_those_of_the_logits(f16: Model, q4: Model) -> None:
-    """By numpy, from the logits of each window; test_families judges these."""
-    tokens = q4.tokenize(TEXT)
-    windows = [tokens[i : i + CTX] for i in range(0, len(tokens) - CTX + 1, CTX)]
-    assert len(windows) >= 2
-
-    def log_probabilities(model: Model) -> Array:
-        rows = np.concatenate([model.logits(window)[:-1] for window in windows]).astype(np.float64)
-        return rows - np.logaddexp.reduce(rows, axis=1, keepdims=True)
-
-    ours, theirs = log_probabilities(q4), log_probabilities(f16)
-    nll = -ours[np.arange(len(ours)), np.concatenate([window[1:] for window in windows])]
-    kl = (np.exp(theirs) * (theirs - ours)).sum(axis=1)
-    found = evaluate(q4, TEXT, ctx_tokens=CTX, against=f16)
-    assert found.tokens == len(nll) == len(windows) * (CTX - 1)
-    assert found.perplexity == pytest.approx(math.exp(nll.mean()), rel=1e-6)
-    error = math.exp(nll.mean()) * nll.std(ddof=1) / math.sqrt(len(nll))
-    assert found.perplexity_error == pytest.approx(error, rel=1e-6)
-    assert found.kl_mean == pytest.approx(kl.mean(), rel=1e-4)
-    assert found.kl_p99 == pytest.approx(np.quantile(kl, 0.99), rel=1e-4)
-    assert found.top1_agreement == pytest.approx((theirs.argmax(1) == ours.argmax(1)).mean())
-
-
 def test_a_model_and_itself(q4: Model, tiny_llama_4bit: Path) -> None:
     with Model(tiny_llama_4bit, exact=True, **OPENING) as same:
         found = evaluate(q4, TEXT, ctx_tokens=CTX, against=same)
@@ -363,8 +326,6 @@ def test_the_beginning_of_a_text(q4: Model) -> None:
 
 
 # ---- what cannot be measured ----
-
-
 def test_models_that_cannot_be_compared_are_refused(q4: Model, tiny_llama_dir: Path) -> None:
     with pytest.raises(QsfArgumentError, match="2048 tokens here, 4 in what"):
         evaluate(q4, TEXT, against=Table(np.zeros((4, 4))))
@@ -394,8 +355,6 @@ def test_what_cannot_be_measured_is_named(q4: Model) -> None:
 
 
 # ---- what Model gives for it ----
-
-
 def test_logits_block_by_block(q4: Model) -> None:
     ids = q4.tokenize(TEXT)
     whole = q4.logits(ids)

@@ -25,7 +25,7 @@ GOLDEN = {
         "tests/golden/tiny-gpt2-8bit.qsf": (0x97B62317, 572875878),
         "tests/golden/tiny-llama-4bit.qsf": (0x01CCC08A, 2233631727),
         "qsf/selftest.qsf": (0x14E8075B, 2562999682),  # python -m qsf.selftest has its text
-    },
+    }
 }
 FILES = [(version, name) for version, names in GOLDEN.items() for name in names]
 

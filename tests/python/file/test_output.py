@@ -151,8 +151,6 @@ def test_a_session_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
 
 
 # ---- what lies beside it ----
-
-
 def test_a_killed_writer_of_the_same_number_is_no_obstacle(tmp_path: Path) -> None:
     stale = tmp_path / f".m.qsf.{os.getpid()}.partial"
     stale.write_bytes(b"x" * 100_000)

@@ -22,9 +22,10 @@ import pytest
 import qsf as package
 from make import gguf_files, golden_families, tiny_checkpoints
 from make.commands import Run
-from make.encoders import with_tokenizer
 from make.fake_hub import COMMIT, REPO, FakeHub
 from make.fake_hub import hub as hub
+from make.golden_families import with_tokenizer
+from make.refusals import table
 from qsf.cli.plan import plans_of
 from qsf.errors import ChildFailedError, QsfArgumentError, QsfConversionError, QsfIOError
 from qsf.file import ranged
@@ -60,8 +61,6 @@ def write(path: Path, text: str) -> Path:
 
 
 # ---- what names mean ----
-
-
 def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     write(tmp_path / "lfs.gguf", pointer)
@@ -105,16 +104,7 @@ def test_what_cannot_be_a_model_says_what_to_do(tmp_path: Path) -> None:
 def test_names_of_the_hub_and_what_they_take(
     qsf: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for model, repo, quant_type in (
-        ("Qwen/Qwen3-4B", "Qwen/Qwen3-4B", ""),
-        ("Qwen/Qwen3-4B:8bit", "Qwen/Qwen3-4B", "8bit"),
-        ("org/name:Q4_K_M", "org/name", "4bit"),
-        ("https://huggingface.co/org/name/tree/main", "org/name", ""),
-        ("hf.co/org/name:Q8_0", "org/name", "8bit"),
-        ("qwen3:4b", "unsloth/Qwen3-4B-GGUF", "4bit"),
-        ("Qwen3:4B:Q8_0", "unsloth/Qwen3-4B-GGUF", "8bit"),
-        ("Qwen3:4B:8bit", "Qwen/Qwen3-4B", "8bit"),
-    ):
+    for model, repo, quant_type in table("tables")["names of models"]:
         named = meaning_of(model)
         assert (named.repo, named.quant_type, named.path) == (repo, quant_type, None)
     with pytest.raises(QsfIOError, match=r"qwen3: .*: did you mean qwen3:0\.6b\?"):
@@ -154,8 +144,6 @@ def test_the_figures_of_a_suggested_model_are_those_of_its_plan(tmp_path: Path) 
 
 
 # ---- conversions are kept ----
-
-
 def test_a_folder_is_converted_once_and_again_when_it_has_changed(
     qsf: Run,
     cache: Path,
@@ -233,8 +221,6 @@ def test_the_budget_of_a_run_counts_nothing_of_the_conversion(
 
 
 # ---- the hub ----
-
-
 def test_a_model_is_pulled_shown_and_removed(qsf: Run, hub: FakeHub) -> None:
     absent = qsf("show", REPO)
     assert absent.returncode == 2
@@ -366,8 +352,6 @@ def test_keys_typed_while_a_model_is_converted_are_not_shown(
 
 
 # ---- converted while it comes, without a copy of its weights ----
-
-
 def models(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "cache" / "qsf" / "models").glob("*.qsf"))
 

@@ -11,26 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from make import importances
-from make.calibrated_models import small_llama
+from make.calibrated_models import rewrite, small_llama
 from make.commands import Run
+from make.refusals import table
 from qsf_converter import convert
 
 ROOT = Path(__file__).resolve().parents[3]
 DOCUMENTS = ("README.md", "docs/use.md")
 
 # The command lines that do not run here, by how they begin, and why.
-LEFT_OUT = {
-    "make demo": "minutes: sets up a folder; CI runs it",
-    "make test": "would run this test again",
-    "make wheels": "minutes; tests/python/house/test_wheel.py runs it",
-    "pip install .": "minutes of compiling; setting up the folder runs it",
-    "pip install dist/": "tests/python/house/test_wheel.py installs the wheel",
-    "docker build": "needs docker and a network",
-    "qsf serve": "does not end; tests/python/serve runs it",
-    "qsf plan": "seconds of measuring; tests/python/cli/test_front.py runs it",
-    "qsf completion": "seconds; tests/python/cli/test_front.py runs it for three shells",
-}
+LEFT_OUT = table("tables")["commands left out"]
 
 
 def command_lines(document: str) -> list[str]:
@@ -55,7 +45,7 @@ def folder(tmp_path: Path, tiny_chat_8bit: Path, monkeypatch: pytest.MonkeyPatch
     convert(checkpoint, tmp_path / "model.qsf")
     (tmp_path / "large.qsf").symlink_to("model.qsf")
     importance = [3.0, 1.0, 2.0, 1.5, 2.5, 4.0]
-    importances.rewrite(tmp_path / "model.qsf", tmp_path / "calibrated.qsf", importances=importance)
+    rewrite(tmp_path / "model.qsf", tmp_path / "calibrated.qsf", importances=importance)
     story = "Once upon a time there was a cat. It saw a small house and ran to its mother. " * 15
     (tmp_path / "test.txt").write_text(story[:1000], "utf-8")
     lines = "".join(json.dumps({"text": story}) + "\n" for _ in range(2))

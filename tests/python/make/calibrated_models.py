@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from make import tiny_checkpoints
+from make.stored import Reader
 from oracle import reference
-from qsf.file.layout import Dtype
+from qsf.file.layout import EMBEDDING_UNIT, FINAL_UNIT, Compression, Dtype, Role, layer_unit
+from qsf.file.writer import Writer
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Plan, Policy, make_plan
 from qsf_converter.sources.source import Source, open_source
@@ -95,3 +98,53 @@ def mean_kl(folder: Path, file: Path, windows: NDArray[np.integer[Any]]) -> floa
         )
         found.append((np.exp(p) * (p - q)).sum(axis=-1))
     return float(np.mean(found))
+
+
+# ---- rewrites a .qsf file with other importances of layers, or without some of the layers ----
+
+
+_OPTIONAL = ("META", "TEXT", "TOKN", "CHAT", "WPOS")
+
+
+def rewrite(
+    source: Path,
+    out: Path,
+    *,
+    importances: Sequence[float] | None = None,
+    without: Collection[int] = (),
+) -> Path:
+    """Copy ``source`` to ``out``; ``importances`` [n_layers], layers of ``without`` left out."""
+    with Reader(source) as reader:
+        n_layers = reader.header.n_layers
+        kept = [layer for layer in range(n_layers) if layer not in without]
+        header = replace(reader.header, n_layers=len(kept))
+        units = [(EMBEDDING_UNIT, reader.embedding)]
+        units += [(layer_unit(i), reader.layers[layer]) for i, layer in enumerate(kept)]
+        units += [(FINAL_UNIT, reader.final)]
+        with Writer(out, header, reader.arch) as writer:
+            for new_id, unit in units:
+                importance = unit.importance
+                if importances is not None and unit.id.role == Role.LAYER:
+                    importance = importances[unit.id.layer]
+                writer.begin_unit(
+                    new_id,
+                    dtype=unit.dtype,
+                    compression=Compression(unit.compression),
+                    importance=importance,
+                )
+                for tensor in unit.tensors:
+                    writer.begin_tensor(
+                        tensor.type,
+                        tensor.n_rows,
+                        tensor.n_cols,
+                        tensor.dtype,
+                        tensor.layout,
+                        tensor.index,
+                    )
+                    writer.write(reader.read_tensor(tensor))
+                    writer.end_tensor()
+                writer.end_unit()
+            for section in reader.sections.values():
+                if section.tag in _OPTIONAL:
+                    writer.add_section(section.tag, reader.read_section(section.tag))
+    return out

@@ -9,7 +9,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qsf.errors import QsfCancelledError, QsfError, QsfIOError, QsfMemoryError
+from qsf.errors import (
+    QsfArgumentError,
+    QsfCancelledError,
+    QsfError,
+    QsfIOError,
+    QsfMemoryError,
+)
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.passes import Chosen, PassItem
 from qsf.serve.scheduling.engine import ModelEngine
@@ -140,6 +146,10 @@ class FakeEngine(ModelEngine):
         self.ahead[slot] = []
         del self.held[slot][0 if self._is_lost(slot, n_tokens) else n_tokens :]
         self.has_logits[slot] = False
+
+    def set_adapters(self, slot: int, scales: object) -> None:
+        if scales is not None:
+            raise QsfArgumentError("no adapters")
 
     def copy(self, slot: int, source: int, n_tokens: int) -> None:
         assert slot != source

@@ -17,7 +17,6 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from make import gguf_kimi, gguf_mamba
 from make.gguf_files import add, close
 from make.golden_families import Case, weights_of
 from make.refusals import table
@@ -66,7 +65,7 @@ def begin(
     n_ahead: layers behind the last that predict further tokens. also: another name of its
     architecture, which says nothing of the activation.
     """
-    config = gguf_mamba.general(gguf_kimi.general(case.config))
+    config = mamba_general(kimi_general(case.config))
     arch = arch_of(config)
     writer = gguf.GGUFWriter(path, also or arch)
     said = {**_sizes(config), **_more(config, arch)}
@@ -94,14 +93,14 @@ def converted_tensors(
     if arch in (*LATENT[:2], "kimi-linear") and not is_older:
         tensors = _apart(config, tensors)
     if arch in HYBRIDS:
-        tensors = gguf_mamba.stored(config, arch, tensors)
+        tensors = mamba_stored(config, arch, tensors)
     # The numbers of xIELU are metadata.
     beside = re.compile(r"pooler\.|\.act_fn\.")
     tensors = {name: values for name, values in tensors.items() if not beside.search(name)}
     joined = tensors if arch in ("gemma4", "mistral4") else joined_experts(tensors)
     for name, stored in joined.items():
         if arch == "kimi-linear":
-            name, stored = gguf_kimi.stored(name, stored)
+            name, stored = kimi_stored(name, stored)
         if "roberta" in config["model_type"] and "position_embeddings" in name:
             stored = stored[config["pad_token_id"] + 1 :]
         # The package's table has BitNet's names of before transformers.
@@ -482,9 +481,9 @@ def _more(config: dict[str, Any], arch: str) -> dict[str, Any]:
             Keys.SSM.INNER_SIZE: n_value * config["linear_value_head_dim"],
         }
     if arch in HYBRIDS:
-        said |= gguf_mamba.said(config, arch)
+        said |= mamba_said(config, arch)
     if arch == "kimi-linear":
-        said |= gguf_kimi.said(config)
+        said |= kimi_said(config)
     if arch == "gptneox":
         said[Keys.LLM.USE_PARALLEL_RESIDUAL] = config["use_parallel_residual"]
     if arch == "falcon":
@@ -525,3 +524,124 @@ def _add_rope_factors(writer: Any, config: dict[str, Any]) -> None:
         for name in ("long", "short"):
             values = np.array(rope[f"{name}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{name}.weight", values)
+
+
+# ---- what llama.cpp's converter does to Kimi Linear ----
+def kimi_general(config: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with usual names of Kimi Linear's keys."""
+    if config["model_type"] != "kimi_linear":
+        return config
+    names = {"max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
+             "num_experts_per_tok": "num_experts_per_token", "n_group": "num_expert_group",
+             "n_shared_experts": "num_shared_experts"}  # fmt: skip
+    n_dense = config["mlp_layer_types"].count("dense")
+    here = {name: config[key] for name, key in names.items()}
+    return {**config, **here, "first_k_dense_replace": n_dense}
+
+
+def kimi_stored(name: str, values: Array) -> tuple[str, Array]:
+    """-e^A_log, and convolutions with four axes."""
+    if name.endswith("A_log"):
+        return name, -np.exp(values.astype(np.float64)).astype(np.float32)
+    if "_conv1d." in name:
+        return name, values.reshape(1, len(values), 1, -1)
+    return name.replace(".dt_bias", ".dt_proj.bias"), values
+
+
+def kimi_said(config: dict[str, Any]) -> dict[str, Any]:
+    """What the metadata says beside what all families say."""
+    n_rope, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
+    return {
+        Keys.Attention.HEAD_COUNT_KV: [int(t[0] == "f") for t in config["layer_types"]],
+        Keys.SSM.CONV_KERNEL: config["linear_conv_kernel_dim"],
+        Keys.KDA.HEAD_DIM: config["linear_head_dim"],
+        Keys.Attention.Q_LORA_RANK: config["q_lora_rank"],
+        Keys.Attention.KV_LORA_RANK: rank,
+        Keys.Rope.DIMENSION_COUNT: n_rope,
+        Keys.Attention.KEY_LENGTH: rank + n_rope,
+        Keys.Attention.VALUE_LENGTH: None,
+        Keys.Attention.KEY_LENGTH_MLA: config["qk_nope_head_dim"] + n_rope,
+        Keys.Attention.VALUE_LENGTH_MLA: config["v_head_dim"],
+        Keys.LLM.EXPERT_GATING_FUNC: 2,
+    }
+
+
+# ---- what llama.cpp's converter makes of models with layers of Mamba-2 ----
+def mamba_general(config: dict[str, Any]) -> dict[str, Any]:
+    """Give a model without attention what others state."""
+    if config["model_type"] != "mamba2":
+        return config
+    more = {"num_attention_heads": 1, "intermediate_size": 1, "max_position_embeddings": 1 << 20}
+    left_out = ("head_dim", "layer_norm_epsilon")
+    kept = {name: value for name, value in config.items() if name not in left_out}
+    return {**kept, **more, "rms_norm_eps": config["layer_norm_epsilon"]}
+
+
+def mamba_stored(config: dict[str, Any], arch: str, tensors: dict[str, Array]) -> dict[str, Array]:
+    """Make -e^A_log, matrices of vectors, and fold Falcon's factors into its matrices."""
+    n_groups = config.get("mamba_n_groups") or config["n_groups"]
+    has_experts = arch == "nemotron_h_moe" or config.get("num_local_experts")
+    factors: dict[str, Any] = {}
+    if arch == "falcon-h1":
+        inner = config["mamba_d_ssm"]
+        n_keys = n_groups * config["mamba_d_state"]
+        of_parts = np.array(config["ssm_multipliers"]) * config["ssm_in_multiplier"]
+        n_of_parts = (inner, inner, n_keys, n_keys, config["mamba_n_heads"])
+        attention = config["attention_in_multiplier"]
+        factors = {
+            "mamba.in_proj": np.repeat(of_parts, n_of_parts)[:, None],
+            "mamba.out_proj": config["ssm_out_multiplier"],
+            "q_proj": attention,
+            "k_proj": attention * config["key_multiplier"],
+            "v_proj": attention,
+            "o_proj": config["attention_out_multiplier"],
+            "gate_proj": config["mlp_multipliers"][0],
+            "down_proj": config["mlp_multipliers"][1],
+            "embed_tokens": config["embedding_multiplier"],
+            "lm_head": config["lm_head_multiplier"],
+        }
+    made: dict[str, Array] = {}
+    for name, values in tensors.items():
+        if name.endswith(("A_log", ".D")):
+            values = values[:, None]
+        if name.endswith("A_log"):
+            values = -np.exp(values.astype(np.float64)).astype(np.float32)
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            values = values.reshape(n_groups, -1)
+        for part, factor in factors.items():
+            if name.endswith(f"{part}.weight"):
+                values = (values * factor).astype(np.float32)
+        if "shared_mlp" in name and not has_experts:  # one FFN
+            name = name.replace("shared_mlp", "mlp.shared")
+        made[name.replace(".dt_bias", ".dt_proj.bias")] = values
+    return made
+
+
+def mamba_said(config: dict[str, Any], arch: str) -> dict[str, Any]:
+    types = config.get("layers_block_type") or config.get("layer_types") or ()
+    attention = config.get("attn_layer_indices", ())  # of Bamba, which has RoPE
+    if attention:
+        layers = range(config["num_hidden_layers"])
+        types = [("mamba", "full_attention")[i in attention] for i in layers]
+    n_heads = _first(config, "mamba_n_heads", "mamba_num_heads", "num_heads")
+    inner = _first(config, "mamba_d_ssm") if arch == "falcon-h1" else 2 * config["hidden_size"]
+    if "mamba_head_dim" in config:
+        inner = n_heads * config["mamba_head_dim"]
+    told: dict[str, Any] = {
+        Keys.SSM.CONV_KERNEL: _first(config, "mamba_d_conv", "conv_kernel"),
+        Keys.SSM.STATE_SIZE: _first(config, "mamba_d_state", "ssm_state_size", "state_size"),
+        Keys.SSM.GROUP_COUNT: _first(config, "mamba_n_groups", "n_groups"),
+        Keys.SSM.TIME_STEP_RANK: n_heads,
+        Keys.SSM.INNER_SIZE: inner,
+    }
+    if arch == "mamba2":  # the converter states none
+        told |= {Keys.Attention.HEAD_COUNT: 0, Keys.LLM.FEED_FORWARD_LENGTH: 0}
+    if types:
+        of_layers = [config["num_key_value_heads"] * (t == "full_attention") for t in types]
+        is_turned = bool(attention) or config.get("position_embedding_type") == "rope"
+        told |= {Keys.Attention.HEAD_COUNT_KV: of_layers, Keys.Rope.SCALING_FINETUNED: is_turned}
+    if "layers_block_type" in config:
+        of = config["moe_intermediate_size" if arch == "nemotron_h_moe" else "intermediate_size"]
+        told[Keys.LLM.FEED_FORWARD_LENGTH] = [of * (t in ("mlp", "moe")) for t in types]
+        told[Keys.Attention.LAYERNORM_RMS_EPS] = config["layer_norm_epsilon"]
+    return told

@@ -15,10 +15,13 @@ import re
 import zlib
 from dataclasses import dataclass, replace
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
+import tokenizers
 from numpy.typing import NDArray
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from make.tiny_checkpoints import safetensors_bytes
 
@@ -198,3 +201,24 @@ def _uniform(seed: int, n: int) -> NDArray[np.float64]:
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         x ^= x >> np.uint64(31)
     return np.asarray((x >> np.uint64(40)).astype(np.float64) / (1 << 23) - 1)
+
+
+# ---- folders of encoders with a tokenizer ----
+def with_tokenizer(folder: Path, n_between: int = 1) -> Path:
+    """Write BERT's tokenizer with words of single letters; ``n_between`` ends of a text are
+    between two.
+    """
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words = [*special, *ascii_lowercase, *(f"##{letter}" for letter in ascii_lowercase)]
+    ids = {word: i for i, word in enumerate(words)}
+    made = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer()
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    ends = [("[CLS]", 2), ("[SEP]", 3)]
+    made.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", f"[CLS] $A {'[SEP] ' * n_between}$B:1 [SEP]:1", special_tokens=ends
+    )
+    made.add_special_tokens(special)
+    made.save(str(folder / "tokenizer.json"))
+    return folder

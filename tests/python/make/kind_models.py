@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from make.refusals import table
+from make.unit_shapes import expert_shapes, unit_order, unit_shapes
 from qsf.file.kinds import (
     ROPE_NONE,
     ExpertScore,
@@ -46,7 +47,7 @@ from qsf.file.layout import (
     UnitId,
     layer_unit,
 )
-from qsf.file.writer import Writer, expert_shapes, unit_order, unit_shapes
+from qsf.file.writer import Writer
 from qsf_converter.rounding.quantisers import quantise_rows
 
 T = TensorType

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints with an MTP head, and what it guesses by numpy."""
+"""Checkpoints with an MTP head, and what it guesses by numpy; drafters of other kinds."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from contextlib import ExitStack
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from make import gguf_families, gguf_files
+from make import gguf_families, gguf_files, golden_families
 from make.golden_families import Case, cases, weights_of, write_checkpoint
+from qsf.errors import QsfMemoryError
 from qsf.file.layout import FINAL_UNIT, Dtype, TensorType, layer_unit
+from qsf.native import binding
+from qsf_converter import convert
 from qsf_converter.original.layers import Original
 from qsf_converter.rounding.plan import Policy, make_plan
 from qsf_converter.sources.source import open_source
@@ -186,3 +190,38 @@ class Guesser:
             out.append(int(np.argmax(logits)))
             behind.append(out[-1])
         return out
+
+
+# ---- A model and its drafter, which reads the model's keys, values and hidden states ----
+MAX_TOKENS = 512
+
+
+def write_pair(folder: Path, name: str = "target") -> tuple[Path, Path]:
+    """Write both, with the weights of the golden cases; guesses for the model pay."""
+    for file, case in zip((name, "drafter"), golden_families.drafted(), strict=True):
+        text = case.config.get("text_config", {})
+        more = {"text_config": {**text, "max_position_embeddings": MAX_TOKENS}} if text else {}
+        case = replace(case, config={**case.config, "max_position_embeddings": MAX_TOKENS, **more})
+        source = case.write(folder / file)
+        convert(source, folder / f"{file}.qsf", quant_type="f16", embed_type="f16", force=True)
+    return folder / f"{name}.qsf", folder / "drafter.qsf"
+
+
+# ---- how a model with room for guesses of the next tokens is opened so that it streams ----
+def open_streamed(
+    path: Path, draft_rows: int, *, least_chunk_tokens: int = 1, **options: Any
+) -> binding.NativeModel:
+    """Open in the least memory that has room for the drafts, and for chunks of so many tokens."""
+    asked: dict[str, Any] = {"draft_rows": draft_rows, **options}
+    for more_bytes in range(1 << 18, 1 << 24, 1 << 18):
+        # What the process holds, and so the least budget, may grow meanwhile.
+        least = binding.plan_model(path, binding.Options(budget_bytes=1 << 20, **asked))
+        budget_bytes = least.min_budget_bytes + more_bytes
+        with contextlib.suppress(QsfMemoryError):
+            model = binding.NativeModel(path, binding.Options(budget_bytes=budget_bytes, **asked))
+            plan = model.info().plan
+            has_room = plan.draft_rows == draft_rows and plan.chunk_tokens >= least_chunk_tokens
+            if has_room and plan.streamed_bytes:
+                return model
+            model.close()
+    raise AssertionError("no budget streams layers and has room for drafts")

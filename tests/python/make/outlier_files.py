@@ -1,4 +1,4 @@
-"""Gives the matrices of a .qsf file outlier tables: of random entries, or such as a test wants."""
+"""Gives matrices of .qsf files outlier tables: of random entries, or as a test wants; fine ones."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,11 +7,16 @@ import random
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from make.stored import Reader
+from make.unit_shapes import unit_order
 from qsf.file.kinds import LayerKind, RopeSet
 from qsf.file.layout import OUTLIERS_OF, Compression, Dtype, Layout, Role, Tensor
-from qsf.file.writer import Writer, unit_order
+from qsf.file.writer import Writer
+from qsf_converter import convert
 
 Entry = tuple[int, int, float]  # row, column, delta
 Fields = tuple[int, int, int, int, int, int]  # of `Writer.begin_tensor`
@@ -95,3 +100,18 @@ def add_outliers(
             if tag in ("WPOS", "META", "TEXT", "TOKN", "CHAT"):
                 w.add_section(tag, r.read_section(tag))
     return chosen
+
+
+# ---- converts models to files that say 16-bit activations, whatever 8 bits cost them ----
+def convert_fine(source: Path, out: Path, **options: Any) -> Path:
+    """Convert with the options of `convert`; the converter measures this only for GGUF's types."""
+    finish = Writer.finish
+
+    def finish_fine(writer: Writer) -> None:
+        writer.change_arch(act_bits=16)
+        finish(writer)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Writer, "finish", finish_fine)
+        convert(source, out, **options)
+    return out

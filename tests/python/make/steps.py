@@ -1,4 +1,4 @@
-"""Counts the steps of a reader, so that a test can show that they grow as the input does."""
+"""Counts the steps of a reader, to show that they grow as the input does; calls of functions."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+from make.refusals import table
+from qsf.serve.tools.call_formats import FORMATS, Format
 
 
 def count_lines(call: Callable[[], object]) -> int:
@@ -30,3 +33,15 @@ def count_lines(call: Callable[[], object]) -> int:
 def is_linear(count: Callable[[int], int], n: int) -> bool:
     """Return whether twice the input takes at most about twice the steps."""
     return count(2 * n) <= 2.2 * count(n) + 200
+
+
+# ---- functions that a model may call, and the forms of calls by family ----
+WEATHER: Any = table("tables")["weather"]
+ARGUMENTS: Any = {"city": "Ulm } ]", "days": 3, "unit": "C"}
+
+
+def form_of(name: str) -> Format:
+    return next(form for form in FORMATS if form.name.startswith(name))
+
+
+HERMES = form_of("Hermes")

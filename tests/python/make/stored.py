@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from make.fresh import write_fresh
 from qsf.errors import QsfError
 from qsf.file import reader
 from qsf.file.layout import BLOCK_HEADER, Compression, Tensor
@@ -106,3 +105,14 @@ def verdict(path: Path, data: bytes | bytearray) -> type[QsfError] | None:
     write_fresh(path, data)
     fault = fault_of(path)
     return None if fault is None else type(fault)
+
+
+# ---- bytes as a new file, for tests that write one path again and again ----
+def write_fresh(path: Path, data: bytes | bytearray) -> None:
+    """Write a new file in the place of an old one.
+
+    Some file systems write a file that is truncated and filled again to the disk at once, which
+    takes milliseconds.
+    """
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)

@@ -91,16 +91,7 @@ def added_tokens() -> list[dict[str, Any]]:
     """Return added tokens with every flag."""
     flags = ("lstrip", "rstrip", "single_word", "normalized", "special")
     plain: dict[str, Any] = dict.fromkeys(flags, False)
-    rows = {
-        "<|im_start|>": {"special": True},
-        "<|im_start|>x": {"special": True},
-        "[X]": {"special": True, "rstrip": True},
-        " lead": {"lstrip": True},
-        "word": {"single_word": True},
-        "nor\u00e9": {"normalized": True, "lstrip": True, "rstrip": True},
-        "\n\n": {},
-        "\n\n\n": {},
-    }
+    rows = table("tables")["added words"]
     return [{"content": content, **plain, **row} for content, row in rows.items()]
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from make.calls import ARGUMENTS, HERMES, WEATHER, form_of
 from make.refusals import table
-from make.steps import count_lines, is_linear
+from make.steps import ARGUMENTS, HERMES, WEATHER, count_lines, form_of, is_linear
 from qsf.foreign_json import read_json_at
 from qsf.serve.tools.call_formats import FORMATS, Format, calls_grammar
 from qsf.serve.tools.call_reader import CallReader
@@ -49,17 +48,7 @@ def cut(text: str, n: int) -> list[str]:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [
-        ("Qwen3-Coder", "<tool_call>\n<function=weather>\n<parameter=city>\nUlm\n</parameter>\n"
-         "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>"),
-        ("GLM", "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n"
-         "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>"),
-        ("LFM2", '<|tool_call_start|>[weather(city="Ulm", days=3)]<|tool_call_end|>'),
-        ("Gemma 4", '<|tool_call>call:weather{city:<|"|>Ulm<|"|>,days:3}<tool_call|>'),
-        ("Kimi", "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:7"
-         '<|tool_call_argument_begin|>{"city": "Ulm", "days": 3}<|tool_call_end|>'
-         "<|tool_calls_section_end|>"),
-    ],
+    table("tables")["calls"],
 )  # fmt: skip
 def test_each_notation_is_written_and_read(name: str, text: str) -> None:
     form, values = form_of(name), {"city": "Ulm", "days": 3}
@@ -116,8 +105,6 @@ def test_arguments_are_told_while_they_are_written() -> None:
 
 
 # ---- calls without the mark of their family ----
-
-
 @pytest.mark.parametrize("form", [f for f in FORMATS if f.begin], ids=lambda f: f.name)
 def test_an_object_that_is_the_whole_answer_is_a_call(form: Format) -> None:
     """As Qwen2.5-Coder writes it. Of another function, or later, it is text."""
@@ -144,16 +131,7 @@ def test_a_fence_around_a_call_of_a_family_without_marks_is_left_out() -> None:
 
 
 # ---- Gemma 4's texts between marks ----
-
-FIELDS: Any = {
-    "properties": {
-        "say": {"type": "string"}, "kind": {"enum": ["a", "b"]},
-        "id": {"type": "string", "pattern": "x+"},
-        "to": {"type": "array", "items": {"type": "string"}},
-        "at": {"type": "object", "properties": {"n": {"type": "number"}}, "required": ["n"]},
-    },
-    "required": ["say", "kind", "id", "to", "at"],
-}  # fmt: skip
+FIELDS: Any = table("tables")["fields of calls"]  # fmt: skip
 GIVEN = '{say:<|"|>a "b"<|"|>,kind:<|"|>b<|"|>,id:"xx",to:[<|"|>y<|"|>,<|"|><|"|>],at:{n:-1.5}}'
 MEANT = {"say": 'a "b"', "kind": "b", "id": "xx", "to": ["y", ""], "at": {"n": -1.5}}
 

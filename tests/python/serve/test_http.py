@@ -1,16 +1,26 @@
-"""HTTP as bytes: splits, smuggling, slow clients, limits, random heads. No engine takes part."""
+"""HTTP as bytes: splits, smuggling, limits, random heads: no engine; any values; openapi."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
 import re
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from make.refusals import table
+from make.served import Client, serving
+from qsf import Model
 from qsf.serve.http.connection import Connection, Limits
 from qsf.serve.http.exchange import Exchange, Head
 from qsf.serve.http.problems import Problem
@@ -386,3 +396,103 @@ def test_random_heads_never_hang_or_raise(n_heads: int) -> None:
 
     asyncio.run(run())
     assert faults == []
+
+
+# ---- any JSON value in any field of any API is answered, or refused by its name ----
+BODIES: dict[str, dict[str, Any]] = table("bodies")
+# Fields that errors call by another name
+NAMES = {"model": ""}
+OF_OTHER_MODELS = {"/v1/rerank", "/infill"}  # the tiny model lacks their tokens
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.sampled_from([None, True, 0, -1, 1, 2**70, 0.5, 1e308, "", "a", "\x00", "\ud800", "user",
+                     "function", "{", "1e5", "#", [], {}, "x" * 300, "none", "text"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["type", "role", "content", "text", "name", "function", "arguments", "id",
+                         "$ref", "anyOf", "properties", "items", "pattern", "const", "", "x"]),
+        inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+
+
+def places(value: Any) -> Iterator[tuple[Any, ...]]:
+    """The paths of all values inside a value."""
+    inner = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, each in inner:
+        yield (key,)
+        yield from ((key, *path) for path in places(each))
+
+
+PLACES = [(path, place) for path, body in BODIES.items() for place in places(body)]
+
+
+@given(st.sampled_from(PLACES), VALUES)
+def test_any_value_is_answered_or_refused_by_name(
+    client: Client, where: tuple[str, tuple[Any, ...]], value: Any
+) -> None:
+    path, place = where
+    body = json.loads(json.dumps(BODIES[path]))
+    node: Any = body
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    answer = client.post(path, body)
+    assert 200 <= answer.status < 500, (path, place, value, answer.body[:300])
+    if answer.status == 200 or path in OF_OTHER_MODELS:
+        return
+    error = answer.json["error"]
+    text = error if path.startswith("/api/") else error["message"]
+    assert isinstance(text, str)
+    named = f"{text} {error.get('param') if isinstance(error, dict) else ''}"
+    is_general = "the body" in text or "the context holds" in text
+    assert is_general or NAMES.get(place[0], place[0]) in named, (path, place, value, text)
+
+
+def test_the_bodies_are_good(client: Client) -> None:
+    for path in BODIES.keys() - OF_OTHER_MODELS:
+        answer = client.post(path, BODIES[path])
+        assert answer.status == 200, answer.body[:300]
+
+
+# ---- /openapi.json says what the server does: its routes, and schemathesis's requests ----
+CHECKS = (
+    "not_a_server_error,status_code_conformance,content_type_conformance,"
+    "response_schema_conformance,negative_data_rejection,unsupported_method"
+)
+
+
+def test_it_has_the_routes(tiny_llama_4bit: Path) -> None:
+    with serving(tiny_llama_4bit) as client:
+        paths = client.get("/openapi.json").json["paths"]
+        described = {
+            (method.upper(), path) for path, operations in paths.items() for method in operations
+        }
+        assert described == set(client.server.routes)
+        for (method, path), route in client.server.routes.items():
+            operation = paths[path][method.lower()]
+            assert ("requestBody" in operation) == (route.body is not None)
+            assert ("security" in operation) == route.is_open
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(tiny_chat_8bit: Path, tmp_path: Path) -> None:
+    pytest.importorskip("schemathesis")
+    options: Any = {"max_seq_len": 64, "sessions": 2, "threads": 1}  # short answers
+    with (
+        Model(tiny_chat_8bit, ram_budget=None, **options) as model,
+        serving(tiny_chat_8bit, model, parallel=2, constraints=True, any_model=True) as client,
+    ):
+        words = [sys.executable, "-m", "schemathesis.cli", "run", f"{client.url}/openapi.json"]
+        words += ["--checks", CHECKS, "--max-examples", "20", "--generation-deterministic"]
+        words += ["--request-timeout", "600", "--phases", "coverage,fuzzing"]
+        words += ["--suppress-health-check", "all"]
+        done = subprocess.run(
+            words, cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert client.get("/health").status == 200

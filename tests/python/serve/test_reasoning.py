@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,8 +127,6 @@ def test_thoughts_that_are_none_or_alone_are_refused(client: Client, items: Any)
 
 
 # ---- calls of functions ----
-
-
 @pytest.mark.parametrize("script", ["Ulm"], indirect=True)
 def test_calls_results_and_thoughts_reach_the_template(client: Client) -> None:
     function = {"name": "weather", "arguments": '{"city": "Ulm"}'}
@@ -162,17 +159,3 @@ def test_an_answer_that_is_begun_goes_on_in_the_final_channel(client: Client) ->
     tokens, _ = encode_messages(begun, {}, client.server.serving)
     header = said(client.model.tokenizer, "<|start|>assistant<|channel|>final<|message|>I am a")
     assert tokens[-len(header) :] == header
-
-
-def test_a_call_that_must_be_is_made(tmp_path: Path) -> None:
-    pytest.importorskip("llguidance")
-    with serving(make_harmony(tmp_path), constraints=True) as free:
-        for seed in range(3):
-            choice = free.post(
-                "/v1/chat/completions", messages=CHAT, tools=TOOLS, tool_choice="required",
-                seed=seed, temperature=1.2,
-            ).json["choices"][0]  # fmt: skip
-            assert choice["finish_reason"] == "tool_calls"
-            (call,) = choice["message"]["tool_calls"]
-            assert json.loads(call["function"]["arguments"])["city"] in ("Ulm", "Bonn")
-            assert choice["message"]["content"] is None

@@ -41,8 +41,6 @@ def plain(tiny_llama_8bit: Path) -> Iterator[Client]:
 
 
 # ---- text ----
-
-
 def test_a_completion_is_what_generate_says(plain: Client, tiny_llama_8bit: Path) -> None:
     with Model(tiny_llama_8bit, ram_budget=None) as model:
         for seed in (1, 2):
@@ -209,7 +207,6 @@ def test_tokens_and_texts_go_on_where_they_are_told(client: Client) -> None:
 
 
 # ---- errors ----
-
 MESSAGE = {"role": "user", "content": "x"}
 WRONG: Any = [
     *refusals("chat"),
@@ -233,13 +230,7 @@ def test_an_error_names_the_field_and_the_numbers(
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        (None, "missing"),
-        ([], "empty"),
-        ([[1], []], "empty"),
-        ([1, 2048], "token id 2048"),
-        ([-1], "token id -1"),
-        ({"a": 1}, "must be a text"),
-        ([["x"]], "must be a text"),
+        *refusals("prompts"),
         ([START] * 65, "65 entries, and 64 is the limit"),
         (list(range(512)), "512 tokens and max_tokens is 16, but the context holds 512"),
     ],
@@ -310,6 +301,7 @@ def test_paths_and_methods(client: Client) -> None:
     assert client.get("/v1/chat/completions").status == 405
     assert client.ask("POST", "/health", b"{}").status == 405
     assert client.ask("POST", "/tokenize", b"{}", content_type="text/plain").status == 415
+    assert client.ask("POST", "/tokenize", b"{}", content_encoding="gzip").status == 415
     for kind in ("", "application/x-www-form-urlencoded"):
         assert client.ask("POST", "/tokenize", b'{"content": "a"}', content_type=kind).status == 200
     assert client.ask("HEAD", "/health").body == b""
@@ -343,8 +335,6 @@ def test_what_a_template_raises_is_the_requests_fault(
 
 
 # ---- what else there is ----
-
-
 def test_tokens_and_templates(client: Client) -> None:
     tokens = client.post("/tokenize", content="Once upon").json
     assert tokens["count"] == len(tokens["tokens"])
@@ -395,8 +385,6 @@ def test_status_pages_have_no_text(client: Client) -> None:
 
 
 # ---- load and cancellation ----
-
-
 def slow_request(path: str = "/v1/completions", **fields: Any) -> bytes:
     """A request for a text that ends only with the context."""
     body = {"prompt": START, "max_tokens": 500, "ignore_eos": True, "stream": True, **fields}
@@ -490,8 +478,6 @@ def test_a_failure_in_the_middle_of_a_stream_is_an_event(
 
 
 # ---- the command ----
-
-
 def test_the_command_serves_and_ends(tiny_llama_4bit: Path) -> None:
     words = [sys.executable, "-m", "qsf", "serve", str(tiny_llama_4bit), "--port", "0"]
     with started(words) as process:
@@ -565,8 +551,6 @@ def test_a_port_in_use_and_a_plan(tiny_llama_4bit: Path, plain: Client, qsf: Run
 
 
 # ---- limits of answers ----
-
-
 def test_more_tokens_than_the_context_has_are_cut_and_said(
     plain: Client, tiny_llama_8bit: Path
 ) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from make.refusals import table
-from make.text_grammars import TEMPLATES
 from qsf.errors import MAX_LINE, QsfArgumentError, QsfError, QsfFormatError, QsfMemoryError
 from qsf.text import render as render_module
 from qsf.text.chat import MAX_SOURCE_BYTES, ChatTemplate, template_fault
@@ -110,8 +110,6 @@ def test_a_fault_is_one_of_the_template() -> None:
 
 
 # ---- the process ----
-
-
 def test_no_python_no_package_and_no_process_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "")
@@ -265,8 +263,6 @@ def test_standard_streams_may_be_closed(closed_streams: None) -> None:
 
 
 # ---- a grammar of templates ----
-
-
 def test_any_template_gives_a_text_or_a_typed_error() -> None:
     @given(TEMPLATES)
     def check(source: str) -> None:
@@ -278,8 +274,6 @@ def test_any_template_gives_a_text_or_a_typed_error() -> None:
 
 
 # ---- as transformers renders, and what becomes of messages ----
-
-
 ASSISTANT = {"role": "assistant", "content": "Hello"}
 
 
@@ -442,3 +436,77 @@ def test_a_template_is_told_tools_and_keywords() -> None:
 def test_keywords_that_a_template_cannot_take(arguments: dict[str, object], said: str) -> None:
     with pytest.raises(QsfArgumentError, match=said):
         ChatTemplate(TOLD).render([USER], template_args=arguments)
+
+
+# ---- what a stranger may write: chat templates, tokenizers, JSON, settings ----
+
+
+# ---- chat templates ----
+_ATOMS = st.sampled_from(
+    [
+        "messages", "messages[0]", "messages[0].content", "bos_token", "ns", "ns.x", "m", "loop",
+        "loop.index", "1", "-1", "0", "10**9", "2**62", "1e308", "'a'", "'\\n'", "'%d'", "''", "[]",
+        "{}", "none", "true", "namespace()", "range(999)", "undefined_name", "'a' * 9999",
+        "[1] * 9999", "raise_exception", "strftime_now", "self", "super", "'%9999999d'",
+    ]
+)  # fmt: skip
+_FILTERS = st.sampled_from(
+    [
+        "tojson", "tojson(indent=10**6)", "trim", "upper", "length", "list", "string", "join",
+        "join('b' * 9999)", "replace('a', 'b' * 9999)", "indent(9999)", "format(3)", "first",
+        "last",
+        "sort", "unique", "items", "dictsort", "reverse", "batch(2)", "slice(3)", "map('upper')",
+        "select", "groupby('role')", "default(messages)", "int", "float", "abs", "round(9)", "bool",
+        "safe", "escape", "urlencode", "title", "lines", "pprint", "sum", "min", "no_such_filter",
+    ]
+)  # fmt: skip
+_OPERATORS = st.sampled_from(
+    ["+", "-", "*", "/", "//", "%", "**", "~", "and", "or", "in", "not in", "==", "<", "is"]
+)
+
+
+def _deeper(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.builds("({} {} {})".format, inner, _OPERATORS, inner),
+        st.builds("({} | {})".format, inner, _FILTERS),
+        st.builds("{}[{}]".format, inner, inner),
+        st.builds("{}({})".format, inner, inner),
+        st.builds("[{}, {}]".format, inner, inner),
+        st.builds("{{'k': {}}}".format, inner),
+        st.builds("({} if {} else {})".format, inner, inner, inner),
+        st.builds("{}.split({})".format, inner, inner),
+        st.builds("{}.replace('a', {})".format, inner, inner),
+        st.builds(lambda text, n: "not " * n + text, inner, st.sampled_from([1, 9, 999, 19_999])),
+        st.builds(lambda text, n: "(" * n + text + ")" * n, inner, st.sampled_from([1, 9, 999])),
+        st.builds(lambda text, n: " + ".join([text] * n), inner, st.sampled_from([2, 99])),
+    )
+
+
+EXPRESSIONS = st.recursive(_ATOMS, _deeper, max_leaves=8)
+
+
+def _statements(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.one_of(
+        st.lists(inner, max_size=4).map("".join),
+        st.builds("{{% if {} %}}{}{{% endif %}}".format, EXPRESSIONS, inner),
+        st.builds("{{% for m in {} %}}{}{{% endfor %}}".format, EXPRESSIONS, inner),
+        st.builds("{{% for i in range(99) %}}{}{{% endfor %}}".format, inner),
+        st.builds("{{% macro f(x) %}}{}{{{{ f(x) }}}}{{% endmacro %}}{{{{ f(1) }}}}".format, inner),
+        st.builds("{{% set ns.x = {} %}}{}".format, EXPRESSIONS, inner),
+        st.builds("{{% set x %}}{}{{% endset %}}{{{{ x }}}}".format, inner),
+        st.builds("{{% filter indent(999) %}}{}{{% endfilter %}}".format, inner),
+        st.builds("{{% generation %}}{}{{% endgeneration %}}".format, inner),
+    )
+
+
+_LEAVES = st.one_of(
+    st.builds("{{{{ {} }}}}".format, EXPRESSIONS),
+    st.builds("{{% set ns.x = ns.x ~ {} %}}".format, EXPRESSIONS),
+    st.sampled_from(
+        ["{% set ns.x = ns.x ~ ns.x %}", "{% set ns.a = ns %}", "{% break %}", "{% include 'a' %}"]
+    ),
+    st.text(max_size=20),
+)
+TEMPLATES = st.recursive(_LEAVES, _statements, max_leaves=12).map(
+    lambda body: "{% set ns = namespace(x='ab') %}" + body
+)

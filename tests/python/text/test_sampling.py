@@ -110,8 +110,6 @@ def test_how_text_is_cut_into_pieces_does_not_matter(
 
 
 # ---- token ids ----
-
-
 TOKENS = st.lists(st.integers(0, 2), max_size=200)
 
 

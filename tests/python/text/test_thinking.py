@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from make.added_tokens import N_WORDS
 from make.commands import Run
 from make.harmony import (
     ANSWER,
     CALL,
     MARKS,
+    N_WORDS,
     TEXT,
     THOUGHTS,
     make_harmony,
@@ -171,8 +171,6 @@ def test_a_chat_shows_hides_and_switches_thoughts(
 
 
 # ---- gpt-oss ----
-
-
 @pytest.fixture(scope="module")
 def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     path = make_harmony(tmp_path_factory.mktemp("harmony"))
@@ -181,17 +179,7 @@ def harmony(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize(
-    ("text", "shown", "reasoning"),
-    [
-        (TEXT, ANSWER, THOUGHTS + "{}"),
-        ("No channels at all.", "No channels at all.", ""),
-        ("<|message|>None here.<|return|>", "None here.", ""),
-        ("<|channel|>analysis<|message|>Cut in the mid", "", "Cut in the mid"),
-        ("<|channel|>finally<|message|>Nearly.", "", "Nearly."),
-        ("<|channel|>final", "", ""),
-        ("<|channel|>final <|constrain|>json<|message|>[1]<|return|>", "[1]", ""),
-        ("<|channel|>analysis<|message|>é<|end|>x<|start|>y<|channel|>final<|message|>ü", "ü", "é"),
-    ],
+    ("text", "shown", "reasoning"), [*table("tables")["channels"], (TEXT, ANSWER, THOUGHTS + "{}")]
 )
 def test_the_final_channel_is_shown(harmony: Model, text: str, shown: str, reasoning: str) -> None:
     assert read(harmony.tokenizer, text) == (shown, reasoning)

@@ -13,7 +13,7 @@ from qsf.file.layout import MAX_HEADS
 from qsf_converter.sources.families import experts, family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, MAX_TOKENS, Config
-from qsf_converter.sources.families.family import DEFAULTS, FULL, SLIDING, Draft, Family, usual
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family
 from qsf_converter.sources.families.gguf import EXPERT_WEIGHTS, KEYS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
 from qsf_converter.sources.families.rules import T, Where
@@ -72,13 +72,13 @@ _FUSED: Final = (*_PARTS_BY_KEY_HEAD, *_STEPS_BY_KEY_HEAD, _LOG_RATE)
 # ---- configurations ----
 
 
-def _layer_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+def attention_every(
+    config: Config, n_layers: int, *, key: str = "full_attention_interval"
+) -> tuple[int, list[str]]:
     """Attention in every n-th layer, unless each layer's type is stated."""
     types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
-    interval = config.count("full_attention_interval", MAX_LAYERS)
-    if types is None:
-        types = [LINEAR if (i + 1) % interval else FULL for i in range(n_layers)]
-    return 0, types
+    n = config.count(key, MAX_LAYERS, 4)
+    return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
 
 
 def _mixers(draft: Draft) -> None:
@@ -191,28 +191,11 @@ def _olmo(draft: Draft) -> None:
         draft.unrotate(list(range(draft.header.n_layers)))
 
 
-_DEFAULTS: Final = {
-    **experts.QWEN_DEFAULTS,
-    "head_dim": 256,
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 4,
-    "linear_conv_kernel_dim": 4,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-}
-_MOE_DEFAULTS: Final = {
-    **_DEFAULTS,
-    "num_key_value_heads": 2,
-    "moe_intermediate_size": 512,
-    "shared_expert_intermediate_size": 512,
-}
 _COMMON: Final[dict[str, Any]] = {
     "left_out": family.SENSES,
     "has_partial_rope": True,
     "kind": {"qk_norm": kinds.QkNorm.PER_HEAD, "output_gate": 1},
-    "windows": _layer_types,
+    "windows": attention_every,
     "neutral": {
         "attn_output_gate": True,
         "mamba_ssm_dtype": "float32",
@@ -220,42 +203,30 @@ _COMMON: Final[dict[str, Any]] = {
         "norm_topk_prob": True,
     },
 }
-_OLMO_DEFAULTS: Final = usual(
-    DEFAULTS,
-    65536,
-    full_attention_interval=4,
-    linear_conv_kernel_dim=4,
-    linear_allow_neg_eigval=True,
-)
 # ---- GGUF files ----
 
 
 def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    n_layers = gguf.own_layers(fields, config)
     n_heads, n_inner = config["linear_num_value_heads"], fields.get("ssm.inner_size")
     if type(n_inner) is not int or type(n_heads) is not int or n_heads < 1 or n_inner % n_heads:
         raise QsfConversionError(
             f"its {n_heads!r} value heads do not divide ssm.inner_size = {n_inner!r}"
         )
-    is_linear = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
+    is_linear = [f"blk.{i}.ssm_a" in shapes for i in range(config["num_hidden_layers"])]
     return {
-        "num_hidden_layers": n_layers,
         "linear_value_head_dim": n_inner // n_heads,
         "layer_types": [LINEAR if has_delta else FULL for has_delta in is_linear],
     }
-
-
-def _gguf_tiled(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The value heads of a key head are n_key_heads apart; the engine computes with that."""
-    return {**_gguf(fields, shapes, config), "has_tiled_heads": True}
 
 
 _GGUF: Final = Gguf("qwen35",
     needs=("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
            "linear_conv_kernel_dim"),
     has_one_in_norms=True,
-    more=_gguf_tiled,
-    reads=(*gguf.VISION_KEYS, "ssm.inner_size", "nextn_predict_layers", "full_attention_interval"),
+    # The value heads of a key head are n_key_heads apart; the engine computes with that.
+    constants={"has_tiled_heads": True},
+    more=_gguf,
+    ignores=(*gguf.VISION_KEYS, "full_attention_interval"),
 )  # fmt: skip
 _GGUF_MOE: Final = replace(
     _GGUF,
@@ -265,69 +236,7 @@ _GGUF_MOE: Final = replace(
 )
 
 
-_DELTA_FAMILIES = (
-    Family(
-        name="OlmoHybridForCausalLM",
-        title="Olmo Hybrid (7B)",
-        rules=_OLMO,
-        # As published, and as transformers writes it.
-        layouts=tuple(
-            r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
-            for name in ("post_attention_layernorm", "feedforward_layer_norm")
-        ),
-        defaults=_OLMO_DEFAULTS,
-        windows=_layer_types,
-        rope_parameters=_olmo_rope,
-        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
-        adjust=_olmo,
-    ),
-    Family(
-        name="Qwen3_5ForCausalLM",
-        title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
-        gguf=_GGUF,
-        model_type="qwen3_5_text",
-        nested=("Qwen3_5ForConditionalGeneration",),
-        rules=(*_RULES, *r.gated()),
-        layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        defaults={**_DEFAULTS, "num_key_value_heads": 4},
-        adjust=_mixers,
-        **_COMMON,
-    ),
-    Family(
-        name="Qwen3_5MoeForCausalLM",
-        title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
-        gguf=_GGUF_MOE,
-        model_type="qwen3_5_moe_text",
-        nested=("Qwen3_5MoeForConditionalGeneration",),
-        rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
-        layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
-        defaults={
-            **_MOE_DEFAULTS,
-            "intermediate_size": 512,  # of no layer
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-        },
-        adjust=_moe,
-        **_COMMON,
-    ),
-    Family(
-        name="Qwen3NextForCausalLM",
-        title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
-        gguf=replace(_GGUF_MOE, more=_gguf, name="qwen3next"),
-        rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
-        layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
-        defaults={
-            **_MOE_DEFAULTS,
-            "intermediate_size": 5632,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "norm_topk_prob": True,
-        },
-        adjust=_next,
-        **_COMMON,
-    ),
-)
-
+# ---- short convolutions: LFM2, 3 ----
 
 CONV: Final = "conv"
 _AT_CONV, _FFN = f"{r.AT}conv.", f"{r.AT}feed_forward."
@@ -464,21 +373,15 @@ def _selection(name: str) -> tuple[r.TensorRule, ...]:
 _GGUF_TAPS = {"conv_L_cache": "shortconv.l_cache"}
 
 
-def _gguf_moe(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+def _gguf_of_lfm2(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without KV heads are short convolutions."""
     of_layers = config.get("num_key_value_heads")
     if not isinstance(of_layers, list):
         of_layers = [of_layers] * config["num_hidden_layers"]
     return {
-        **gguf.only_sigmoid(fields, shapes, config),
         "num_key_value_heads": max(of_layers, default=0),
         "layer_types": [FULL if n else CONV for n in of_layers],
     }
-
-
-def _gguf_of_lfm2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The stated FFN width is already adjusted."""
-    return {**_gguf_moe(fields, shapes, config), "block_auto_adjust_ff_dim": False}
 
 
 _RENAMES = {
@@ -486,10 +389,56 @@ _RENAMES = {
     "intermediate_size": "block_ff_dim",
     "tie_word_embeddings": "tie_embedding",
 }
-_LFM2_DEFAULTS = usual(
-    DEFAULTS, 128000, 1e-5, theta=1000000.0, kv_heads=8, tied=True, conv_L_cache=3
-)
-_LFM2_FAMILIES = (
+
+
+FAMILIES = (
+    Family(
+        name="OlmoHybridForCausalLM",
+        title="Olmo Hybrid (7B)",
+        rules=_OLMO,
+        # As published, and as transformers writes it.
+        layouts=tuple(
+            r.norm(T.POST_ATTN_NORM, f"{r.AT}{name}", **_ATTENTION)
+            for name in ("post_attention_layernorm", "feedforward_layer_norm")
+        ),
+        windows=attention_every,
+        rope_parameters=_olmo_rope,
+        ignored_keys="linear_(a_log|dt)_(min|max)",  # of training
+        adjust=_olmo,
+    ),
+    Family(
+        name="Qwen3_5ForCausalLM",
+        title="Qwen 3.5, 3.6, 3.8 (0.8B to 27B), text",
+        gguf=_GGUF,
+        model_type="qwen3_5_text",
+        nested=("Qwen3_5ForConditionalGeneration",),
+        rules=(*_RULES, *r.gated()),
+        layouts=(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        adjust=_mixers,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3_5MoeForCausalLM",
+        title="Qwen 3.5, 3.6 MoE (35B-A3B, 122B-A10B), text",
+        gguf=_GGUF_MOE,
+        model_type="qwen3_5_moe_text",
+        nested=("Qwen3_5MoeForConditionalGeneration",),
+        rules=(*_RULES, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_SPLIT, (*_PARTS, *_STEPS, _MINUS_RATE)),
+        defaults={"intermediate_size": 512},  # of no layer
+        adjust=_moe,
+        **_COMMON,
+    ),
+    Family(
+        name="Qwen3NextForCausalLM",
+        title="Qwen3-Next (80B-A3B), Qwen3-Coder-Next",
+        gguf=replace(_GGUF_MOE, constants={}, name="qwen3next"),
+        rules=(*_RULES, *r.DENSE, r.ROUTER, *r.SHARED_EXPERT),
+        layouts=r.with_shared_gate(_FUSED, (*_PARTS, *_STEPS_BY_KEY_HEAD, _MINUS_RATE)),
+        defaults={"intermediate_size": 5632},
+        adjust=_next,
+        **_COMMON,
+    ),
     Family(
         name="Lfm2ForCausalLM",
         title="LFM2",
@@ -497,17 +446,13 @@ _LFM2_FAMILIES = (
             "lfm2",
             needs=("conv_L_cache",),
             keys=_GGUF_TAPS,
+            constants={"block_auto_adjust_ff_dim": False},  # the stated FFN width is adjusted
             more=_gguf_of_lfm2,
             lists=("attention.head_count_kv",),
         ),
         rules=_LFM2_RULES,
         renames=_RENAMES,
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            block_multiple_of=256,
-            block_ffn_dim_multiplier=1.0,
-            block_auto_adjust_ff_dim=True,
-        ),
+        defaults={"hidden_act": "silu"},
         flags={"conv_bias": False},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2,
@@ -524,21 +469,7 @@ _LFM2_FAMILIES = (
         title="LFM3",
         rules=_LFM3,
         renames={"norm_epsilon": "norm_eps"},
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            kv_heads=4,
-            head=128,
-            window=256,
-            conv_L_cache=7,
-            rope_parameters={
-                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-                FULL: {
-                    "rope_type": "proportional",
-                    "rope_theta": 1000000.0,
-                    "partial_rotary_factor": 0.5,
-                },
-            },
-        ),
+        defaults={"hidden_act": "silu", "rope_theta": 1000000.0},
         flags={
             "conv_bias": False,
             "attention_bias": False,
@@ -557,8 +488,8 @@ _LFM2_FAMILIES = (
             needs=("conv_L_cache", *experts.GGUF_ROUTED, "num_dense_layers"),
             may=EXPERT_WEIGHTS,
             keys={**_GGUF_TAPS, "num_dense_layers": KEYS["first_k_dense_replace"]},
-            more=_gguf_moe,
-            reads=("expert_gating_func",),
+            more=_gguf_of_lfm2,
+            neutral=gguf.SIGMOID,
             lists=("attention.head_count_kv",),
         ),
         rules=_LFM2_RULES,
@@ -567,18 +498,9 @@ _LFM2_FAMILIES = (
             (*_selection("expert_bias.bias"), *r.of_gguf(_FFN)),
         ),
         renames=_RENAMES,
-        defaults=usual(
-            _LFM2_DEFAULTS,
-            num_dense_layers=2,
-            experts=(32, 4, 1792),
-            norm_topk_prob=True,
-            routed_scaling_factor=1.0,
-        ),
+        defaults={"hidden_act": "silu"},
         flags={"conv_bias": False, "use_expert_bias": True},
         windows=_layer_types_of_lfm2,
         adjust=_lfm2_moe,
     ),
 )
-
-
-FAMILIES = (*_DELTA_FAMILIES, *_LFM2_FAMILIES)

@@ -19,7 +19,6 @@ from qsf_converter.sources.families.family import (
     SLIDING,
     Draft,
     Family,
-    usual,
     window_but_every,
 )
 from qsf_converter.sources.families.gguf import KEYS, Fields, Gguf, Shapes, layer_types
@@ -197,7 +196,6 @@ _BERT: Mapping[str, Any] = {
         *linear(T.FFN_DOWN, T.FFN_DOWN_BIAS, f"{_L}output.dense", "hidden", "ffn", **_BIASED),
     ),
 }
-_DEFAULTS = usual({}, 512, 1e-12, hidden_act="gelu", tied=False)
 
 
 def _mixture(ending: str) -> Rules:
@@ -245,9 +243,10 @@ _MODERN: Mapping[str, Any] = {
     ),
     "renames": {"norm_epsilon": "norm_eps", "hidden_act": "hidden_activation"},
     "defaults": {
-        **usual({}, 8192, 1e-5, vocab_size=50368, hidden_act="gelu"),
-        **usual({}, tied=False, global_attn_every_n_layers=3, local_attention=128),
-        **usual({}, global_rope_theta=160000.0, local_rope_theta=10000.0),
+        "vocab_size": 50368,
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
     },
     "flags": {"norm_bias": False, "attention_bias": False, "mlp_bias": False},
     "ignored_suffixes": tuple(  # of a head that guesses words
@@ -313,7 +312,7 @@ def _head_of(dense: str, out: str) -> dict[str, str]:
 _GGUF_BERT = Gguf(
     "bert",  # XLM-RoBERTa too, whose positions llama.cpp has cut
     more=_gguf,
-    reads=("attention.causal", "classifier.output_labels"),
+    ignores=("classifier.output_labels",),
     others=("BertForSequenceClassification",),
     prefix="",
     tensors=_head_of("classifier.dense", "classifier.out_proj"),
@@ -341,7 +340,7 @@ _GGUF_MODERN = Gguf("modern-bert",
     keys={"global_rope_theta": "rope.freq_base", "local_attention": KEYS["sliding_window"],
           "hidden_activation": "hidden_activation"},
     more=_gguf_modern,
-    reads=("attention.causal", "rope.freq_base_swa", "classifier.output_labels"),
+    ignores=("classifier.output_labels",),
     others=("ModernBertForSequenceClassification",),
     prefix="",
     tensors=_head_of("head.dense", "classifier"),
@@ -350,16 +349,11 @@ _GGUF_GEMMA = replace(
     gemma.GGUF_GEMMA3,
     name="gemma-embedding",
     more=_gguf_gemma,
-    reads=("attention.causal",),
     prefix="",
 )
 
 
 _PLE = "layers.{layer}.ple_block."
-_EMBEDDING_GEMMA2_ROPES = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    FULL: {"rope_type": "default", "rope_theta": 1000000.0},
-}
 _ENCODERS = (
     Family(
         name="BertModel",
@@ -367,7 +361,7 @@ _ENCODERS = (
         gguf=_GGUF_BERT,
         model_type="bert",
         prefixes=("bert.",),
-        defaults=usual(_DEFAULTS, vocab_size=30522, type_vocab_size=2),
+        defaults={"vocab_size": 30522},
         adjust=as_encoder,
         **_BERT,
     ),
@@ -377,7 +371,7 @@ _ENCODERS = (
             title=title,
             model_type=model_type,
             prefixes=("roberta.",),
-            defaults=usual(_DEFAULTS, pad_token_id=1, type_vocab_size=2),
+            defaults={"pad_token_id": 1},
             adjust=_as_roberta,
             **_BERT,
         )
@@ -413,7 +407,7 @@ _ENCODERS = (
             "experts_bias": True,
         },
         renames=GPT2_RENAMES,
-        defaults=usual(_DEFAULTS, hidden_act="silu", type_vocab_size=2, theta=1000.0),
+        defaults={"max_position_embeddings": 512, "norm_epsilon": 1e-12},
         kind={"is_post_norm": True},
         adjust=_as_nomic,
         ignored_keys="max_trained_positions|pad_vocab_size_multiple",
@@ -473,20 +467,20 @@ _ENCODERS = (
         renames=gemma.RENAMES,
         flags={"attention_bias": False},
         kind={"qk_norm": QkNorm.PER_HEAD},
-        defaults=usual(
-            gemma.GEMMA4_DEFAULTS,
-            262144,
-            window=512,
-            kv_heads=2,
-            hidden_size=512,
-            intermediate_size=2048,
-            num_hidden_layers=24,
-            num_attention_heads=4,
-            num_global_key_value_heads=1,
-            hidden_size_per_layer_input=512,
-            embedding_dim=768,
-            rope_parameters=_EMBEDDING_GEMMA2_ROPES,
-        ),
+        defaults={
+            "global_head_dim": 512,
+            "num_attention_heads": 4,
+            "vocab_size": 262144,
+            "sliding_window_pattern": 6,
+            "rope_parameters": {
+                SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
+                FULL: {"rope_type": "default", "rope_theta": 1000000.0},
+            },
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 24,
+            "num_global_key_value_heads": 1,
+        },
         windows=gemma.gemma4_types,
         rope_parameters=gemma.gemma4_rope,
         has_partial_rope=True,

@@ -18,7 +18,7 @@ from qsf.file.layout import MAX_CHOSEN, MAX_LAYER_EXPERTS, Activation
 from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
-from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual
+from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.gguf import EXPERTS, KEYS, VISION_KEYS, Fields, Gguf, windows
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import T, Where
@@ -161,9 +161,7 @@ def _gpt_oss(draft: Draft) -> None:
     route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
 
 
-EXPERT_DEFAULTS: Mapping[str, Any] = {**DEFAULTS, "norm_topk_prob": False}
 EXPERT_RENAMES = {"norm_epsilon": "rms_norm_eps", "num_experts": "num_local_experts"}
-QWEN_DEFAULTS = usual(EXPERT_DEFAULTS, 32768, decoder_sparse_step=1)
 _QWEN3_MOE_RULES = (*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *r.DENSE, r.ROUTER, *r.ENDS)
 
 _mixture = functools.partial(Family, layouts=r.LAYOUTS, renames=EXPERT_RENAMES)
@@ -189,181 +187,7 @@ _GGUF_ERNIE = Gguf(
         "moe_num_shared_experts": "expert_shared_count",
     },
     # Some models state a wrong width in the metadata; the shapes of the tensors are right.
-    reads=("expert_shared_feed_forward_length",),
-)
-
-
-_MIXTURES = (
-    _mixture(
-        name="OlmoeForCausalLM",
-        title="OLMoE",
-        gguf=Gguf("olmoe", needs=EXPERTS),
-        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), r.ROUTER, *r.ENDS),
-        defaults=usual(EXPERT_DEFAULTS, 4096, 1e-5, experts=(64, 8)),
-        adjust=_olmoe,
-    ),
-    _mixture(
-        name="Qwen2MoeForCausalLM",
-        title="Qwen 1.5, 2 MoE",
-        gguf=Gguf(
-            "qwen2moe", needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
-        ),
-        rules=(
-            *r.pre_norms(),
-            *r.qkv(bias="qkv_bias"),
-            *r.out(),
-            *r.DENSE,
-            r.ROUTER,
-            *r.SHARED_EXPERT,
-            *r.ENDS,
-        ),
-        layouts=r.with_shared_gate(),
-        defaults=usual(
-            QWEN_DEFAULTS, experts=(60, 4, 1408), shared_expert_intermediate_size=5632, kv_heads=16
-        ),
-        flags={"qkv_bias": True},
-        adjust=qwen2_moe,
-    ),
-    _mixture(
-        name="Qwen3MoeForCausalLM",
-        title="Qwen 3 MoE (30B-A3B, Coder)",
-        gguf=Gguf(
-            "qwen3moe", needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen
-        ),
-        rules=_QWEN3_MOE_RULES,
-        defaults=usual(QWEN_DEFAULTS, experts=(128, 8, 768), kv_heads=4),
-        neutral={"use_qk_norm": True},
-        adjust=_qwen_moe,
-    ),
-    _mixture(
-        name="Qwen3VLMoeTextForCausalLM",
-        title="Qwen 3 VL MoE (30B-A3B), text",
-        model_type="qwen3_vl_moe_text",
-        gguf=Gguf("qwen3vlmoe", needs=GGUF_ROUTED, more=_gguf_qwen, reads=VISION_KEYS),
-        nested=("Qwen3VLMoeForConditionalGeneration",),
-        rules=_QWEN3_MOE_RULES,
-        layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
-        defaults=usual(
-            QWEN_DEFAULTS,
-            128000,
-            norm_topk_prob=True,
-            head=128,
-            theta=500000.0,
-            experts=(60, 4, 1408),
-            kv_heads=16,
-        ),
-        adjust=_qwen_moe,
-    ),
-    _mixture(
-        name="MixtralForCausalLM",
-        title="Mixtral",
-        rules=(*r.pre_norms(), *r.attention(), *r.ENDS),
-        layouts=(
-            (r.router(f"{r.SPARSE}gate.weight"), *r.one_each(r.SPARSE, "w1", "w3", "w2")),
-            *((r.ROUTER, *rules) for rules in r.LAYOUTS),
-        ),
-        defaults=usual(
-            EXPERT_DEFAULTS, 131072, 1e-5, kv_heads=8, theta=1000000.0, window=None, experts=(8, 2)
-        ),
-        windows=family.window_of_all,
-        adjust=functools.partial(route_all, expert_weights=ExpertWeights.BY_SUM),
-    ),
-    _mixture(
-        name="GptOssForCausalLM",
-        title="gpt-oss",
-        gguf=Gguf(
-            "gpt-oss",
-            needs=(*EXPERTS, "sliding_window"),
-            keys={"intermediate_size": KEYS["moe_intermediate_size"]},
-            yarn={"truncate": False},
-            more=windows(2),
-        ),
-        rules=(
-            *r.pre_norms(),
-            *r.ATTENTION,
-            r.router(f"{r.MLP}router.weight"),
-            r.layer(T.ROUTER_BIAS, f"{r.MLP}router.bias", "experts", where=Where.ROUTED),
-            *r.ENDS,
-        ),
-        layouts=(
-            _of_gpt_oss("gate_up_proj_blocks", "down_proj_blocks"),  # of MXFP4
-            _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
-            _gpt_oss_of_gguf(),
-        ),
-        defaults=usual(
-            EXPERT_DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            head=64,
-            window=128,
-            sliding_window_pattern=2,
-            experts=(128, 4),
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 150000.0,
-                "factor": 32.0,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-                "original_max_position_embeddings": 4096,
-            },
-        ),
-        flags={"attention_bias": True},
-        windows=family.window_but_every,
-        neutral={
-            "swiglu_alpha": 1.702,
-            "swiglu_limit": 7.0,
-            # Other names of keys that are read by their usual names.
-            "experts_per_token": 4,
-            "initial_context_length": 4096,
-        },
-        adjust=_gpt_oss,
-    ),
-    _mixture(
-        name="Ernie4_5_MoeForCausalLM",
-        title="ERNIE 4.5 MoE",
-        gguf=_GGUF_ERNIE,
-        is_interleaved=True,
-        rules=(*r.pre_norms(), *r.attention(), *r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
-        layouts=(
-            (
-                r.selection_bias(f"{r.MLP}moe_statics.e_score_correction_bias", slices="one"),
-                *r.LAYOUTS[0],
-            ),
-            (
-                r.selection_bias(f"{r.MLP}gate.moe_statics.e_score_correction_bias", slices="one"),
-                *r.LAYOUTS[1],
-            ),
-            (r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
-        ),
-        renames={
-            **EXPERT_RENAMES,
-            "num_experts": "moe_num_experts",
-            "num_experts_per_tok": "moe_k",
-        },
-        defaults=usual(
-            EXPERT_DEFAULTS,
-            131072,
-            1e-5,
-            tied=True,
-            kv_heads=4,
-            theta=500000.0,
-            experts=(64, 6, 1536),
-            moe_num_shared_experts=2,
-            moe_layer_start_index=1,
-            moe_layer_end_index=-1,
-            moe_layer_interval=1,
-            moe_norm_min=1e-12,
-        ),
-        neutral={
-            "use_rmsnorm": True,
-            "moe_gate": "topk",
-            "moe_gate_act": "softmax",
-            "moe_use_aux_free": True,  # all have a selection bias
-        },
-        adjust=_ernie,
-    ),
+    ignores=("expert_shared_feed_forward_length",),
 )
 
 
@@ -405,29 +229,10 @@ SELECTED = tuple(
     for name, rules in zip(_BIASES, r.LAYOUTS, strict=True)
 )
 RENAMES = {**EXPERT_RENAMES, "num_experts": "n_routed_experts"}
-_DEFAULTS: Mapping[str, Any] = usual(
-    EXPERT_DEFAULTS,
-    moe_intermediate_size=1408,
-    n_shared_experts=1,
-    first_k_dense_replace=0,
-    routed_scaling_factor=1.0,
-    n_group=1,
-    topk_group=1,
-    norm_topk_prob=True,
-)
 _FFN = (*r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS)
 
 _GGUF_NEEDS = (*GGUF_ROUTED, "first_k_dense_replace")
 _GGUF_MAY = (*gguf.EXPERT_WEIGHTS, *gguf.EXPERT_GROUPS, "n_shared_experts")
-
-
-def _gguf_glm4(
-    fields: gguf.Fields, shapes: gguf.Shapes, config: Mapping[str, Any]
-) -> dict[str, Any]:
-    return {
-        **gguf.only_sigmoid(fields, shapes, config),
-        "num_hidden_layers": gguf.own_layers(fields, config),
-    }
 
 
 def _rope_of_minimax(config: Config, layer_type: str) -> Config:
@@ -436,115 +241,6 @@ def _rope_of_minimax(config: Config, layer_type: str) -> Config:
     if n_dims is None or "partial_rotary_factor" in stated:
         return stated
     return Config({**stated, "rotary_dims": n_dims})
-
-
-_GROUPED_FAMILIES = (
-    Family(
-        name="Glm4MoeForCausalLM",
-        title="GLM-4.5, 4.6",
-        gguf=gguf.Gguf(
-            "glm4moe",
-            needs=_GGUF_NEEDS,
-            may=_GGUF_MAY,
-            more=_gguf_glm4,
-            reads=("nextn_predict_layers", "expert_gating_func"),
-        ),
-        has_partial_rope=True,
-        rules=(
-            *r.pre_norms(),
-            *r.qkv(bias="attention_bias"),
-            *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
-            *r.out(),
-            *_FFN,
-            *r.mtp_rules(),
-        ),
-        layouts=SELECTED,
-        renames=RENAMES,
-        defaults=usual(
-            _DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            partial_rotary_factor=0.5,
-            experts=(128, 8),
-            first_k_dense_replace=1,
-        ),
-        flags={"attention_bias": False, "use_qk_norm": False},
-        adjust=grouped,
-    ),
-    Family(
-        name="SolarOpenForCausalLM",
-        title="Solar Open",
-        rules=(*r.pre_norms(), *r.ATTENTION, *_FFN),
-        layouts=SELECTED,
-        renames=RENAMES,
-        defaults=usual(
-            _DEFAULTS,
-            131072,
-            1e-5,
-            kv_heads=8,
-            head=128,
-            theta=1000000.0,
-            experts=(128, 8, 1280),
-            intermediate_size=10240,
-        ),
-        adjust=grouped,
-    ),
-    Family(
-        name="Dots1ForCausalLM",
-        title="dots.llm1",
-        gguf=gguf.Gguf(
-            "dots1",
-            needs=_GGUF_NEEDS,
-            may=_GGUF_MAY,
-            constants={"sliding_window": None},
-            more=gguf.only_sigmoid,
-            reads=("expert_gating_func",),
-        ),
-        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
-        layouts=SELECTED,
-        renames=RENAMES,
-        defaults=usual(_DEFAULTS, 2048, norm_topk_prob=False, window=4096),
-        neutral={"max_window_layers": range(4097)},
-        adjust=grouped,
-    ),
-    Family(
-        name="MiniMaxM2ForCausalLM",
-        title="MiniMax-M2",
-        model_type="minimax_m2",
-        gguf=gguf.Gguf(
-            "minimax-m2",
-            needs=gguf.EXPERTS,
-            more=gguf.only_sigmoid,
-            reads=("expert_gating_func", "expert_feed_forward_length"),
-        ),
-        has_partial_rope=True,
-        rope_parameters=_rope_of_minimax,
-        rules=(*r.pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *r.ENDS),
-        layouts=(
-            (
-                r.router(f"{r.SPARSE}gate.weight"),
-                r.selection_bias(f"{r.SPARSE}e_score_correction_bias"),
-                *r.one_each(r.SPARSE, "w1", "w3", "w2"),
-            ),
-            (r.ROUTER, r.selection_bias(f"{r.MLP}e_score_correction_bias"), *r.LAYOUTS[1]),
-            (r.ROUTER, r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
-        ),
-        renames=EXPERT_RENAMES,
-        defaults=usual(
-            EXPERT_DEFAULTS, 196608, kv_heads=8, head=128, theta=5000000.0, experts=(256, 8)
-        ),
-        neutral={
-            "use_qk_norm": True,
-            "qk_norm_type": "per_layer",
-            "scoring_func": "sigmoid",
-            "use_routing_bias": True,
-        },
-        adjust=functools.partial(
-            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
-        ),
-    ),
-)
 
 
 # ---- HunYuan, whose norms of queries and keys are behind RoPE ----
@@ -592,7 +288,6 @@ _RULES = (
     *r.norm(T.K_NORM, f"{r.ATTN}key_layernorm", "head"),
 )
 _COMMON: Mapping[str, Any] = {
-    "defaults": usual(DEFAULTS, 2048, 1e-5),
     "flags": {"attention_bias": False},
     "kind": {"qk_norm": QkNorm.PER_HEAD, "has_late_qk_norm": 1},
     "rope_parameters": _rope,
@@ -616,7 +311,213 @@ _OF_MOE: Mapping[str, Any] = {
     "capacity_factor": 1.0,
 }
 
-_HUNYUAN_FAMILIES = (
+
+FAMILIES = (
+    _mixture(
+        name="OlmoeForCausalLM",
+        title="OLMoE",
+        gguf=Gguf("olmoe", needs=EXPERTS),
+        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), r.ROUTER, *r.ENDS),
+        adjust=_olmoe,
+    ),
+    _mixture(
+        name="Qwen2MoeForCausalLM",
+        title="Qwen 1.5, 2 MoE",
+        gguf=Gguf(
+            "qwen2moe", needs=(*GGUF_ROUTED, "shared_expert_intermediate_size"), more=_gguf_qwen
+        ),
+        rules=(
+            *r.pre_norms(),
+            *r.qkv(bias="qkv_bias"),
+            *r.out(),
+            *r.DENSE,
+            r.ROUTER,
+            *r.SHARED_EXPERT,
+            *r.ENDS,
+        ),
+        layouts=r.with_shared_gate(),
+        defaults={"num_key_value_heads": 16},
+        flags={"qkv_bias": True},
+        adjust=qwen2_moe,
+    ),
+    _mixture(
+        name="Qwen3MoeForCausalLM",
+        title="Qwen 3 MoE (30B-A3B, Coder)",
+        gguf=Gguf(
+            "qwen3moe", needs=GGUF_ROUTED, constants={"norm_topk_prob": True}, more=_gguf_qwen
+        ),
+        rules=_QWEN3_MOE_RULES,
+        neutral={"use_qk_norm": True},
+        adjust=_qwen_moe,
+    ),
+    _mixture(
+        name="Qwen3VLMoeTextForCausalLM",
+        title="Qwen 3 VL MoE (30B-A3B), text",
+        model_type="qwen3_vl_moe_text",
+        gguf=Gguf("qwen3vlmoe", needs=GGUF_ROUTED, more=_gguf_qwen, ignores=VISION_KEYS),
+        nested=("Qwen3VLMoeForConditionalGeneration",),
+        rules=_QWEN3_MOE_RULES,
+        layouts=(*r.LAYOUTS[:2], _TRANSPOSED, r.LAYOUTS[2]),
+        defaults={
+            "tie_word_embeddings": False,
+            "norm_topk_prob": True,
+            "head_dim": 128,
+            "num_key_value_heads": 16,
+        },
+        adjust=_qwen_moe,
+    ),
+    _mixture(
+        name="MixtralForCausalLM",
+        title="Mixtral",
+        rules=(*r.pre_norms(), *r.attention(), *r.ENDS),
+        layouts=(
+            (r.router(f"{r.SPARSE}gate.weight"), *r.one_each(r.SPARSE, "w1", "w3", "w2")),
+            *((r.ROUTER, *rules) for rules in r.LAYOUTS),
+        ),
+        windows=family.window_of_all,
+        adjust=functools.partial(route_all, expert_weights=ExpertWeights.BY_SUM),
+    ),
+    _mixture(
+        name="GptOssForCausalLM",
+        title="gpt-oss",
+        gguf=Gguf(
+            "gpt-oss",
+            needs=(*EXPERTS, "sliding_window"),
+            keys={"intermediate_size": KEYS["moe_intermediate_size"]},
+            yarn={"truncate": False},
+            more=windows(2),
+        ),
+        rules=(
+            *r.pre_norms(),
+            *r.ATTENTION,
+            r.router(f"{r.MLP}router.weight"),
+            r.layer(T.ROUTER_BIAS, f"{r.MLP}router.bias", "experts", where=Where.ROUTED),
+            *r.ENDS,
+        ),
+        layouts=(
+            _of_gpt_oss("gate_up_proj_blocks", "down_proj_blocks"),  # of MXFP4
+            _of_gpt_oss("gate_up_proj", "down_proj", transposed=True),
+            _gpt_oss_of_gguf(),
+        ),
+        defaults={"sliding_window_pattern": 2},
+        flags={"attention_bias": True},
+        windows=family.window_but_every,
+        neutral={
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            # Other names of keys that are read by their usual names.
+            "experts_per_token": 4,
+            "initial_context_length": 4096,
+        },
+        adjust=_gpt_oss,
+    ),
+    _mixture(
+        name="Ernie4_5_MoeForCausalLM",
+        title="ERNIE 4.5 MoE",
+        gguf=_GGUF_ERNIE,
+        is_interleaved=True,
+        rules=(*r.pre_norms(), *r.attention(), *r.DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=(
+            (
+                r.selection_bias(f"{r.MLP}moe_statics.e_score_correction_bias", slices="one"),
+                *r.LAYOUTS[0],
+            ),
+            (
+                r.selection_bias(f"{r.MLP}gate.moe_statics.e_score_correction_bias", slices="one"),
+                *r.LAYOUTS[1],
+            ),
+            (r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
+        ),
+        renames={
+            **EXPERT_RENAMES,
+            "num_experts": "moe_num_experts",
+            "num_experts_per_tok": "moe_k",
+        },
+        neutral={
+            "use_rmsnorm": True,
+            "moe_gate": "topk",
+            "moe_gate_act": "softmax",
+            "moe_use_aux_free": True,  # all have a selection bias
+        },
+        adjust=_ernie,
+    ),
+    Family(
+        name="Glm4MoeForCausalLM",
+        title="GLM-4.5, 4.6",
+        gguf=gguf.Gguf("glm4moe", needs=_GGUF_NEEDS, may=_GGUF_MAY, neutral=gguf.SIGMOID),
+        has_partial_rope=True,
+        rules=(
+            *r.pre_norms(),
+            *r.qkv(bias="attention_bias"),
+            *(replace(rule, flag="use_qk_norm") for rule in r.qk_norms()),
+            *r.out(),
+            *_FFN,
+            *r.mtp_rules(),
+        ),
+        layouts=SELECTED,
+        renames=RENAMES,
+        flags={"attention_bias": False, "use_qk_norm": False},
+        adjust=grouped,
+    ),
+    Family(
+        name="SolarOpenForCausalLM",
+        title="Solar Open",
+        rules=(*r.pre_norms(), *r.ATTENTION, *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults={"first_k_dense_replace": 0, "intermediate_size": 10240},
+        adjust=grouped,
+    ),
+    Family(
+        name="Dots1ForCausalLM",
+        title="dots.llm1",
+        gguf=gguf.Gguf(
+            "dots1",
+            needs=_GGUF_NEEDS,
+            may=_GGUF_MAY,
+            constants={"sliding_window": None},
+            neutral=gguf.SIGMOID,
+        ),
+        rules=(*r.pre_norms(), *r.ATTENTION, *r.qk_norms(), *_FFN),
+        layouts=SELECTED,
+        renames=RENAMES,
+        defaults={"n_shared_experts": 1},
+        neutral={"max_window_layers": range(4097)},
+        adjust=grouped,
+    ),
+    Family(
+        name="MiniMaxM2ForCausalLM",
+        title="MiniMax-M2",
+        model_type="minimax_m2",
+        gguf=gguf.Gguf(
+            "minimax-m2",
+            needs=gguf.EXPERTS,
+            neutral=gguf.SIGMOID,
+            ignores=("expert_feed_forward_length",),
+        ),
+        has_partial_rope=True,
+        rope_parameters=_rope_of_minimax,
+        rules=(*r.pre_norms(), *r.attention(), *r.qk_norms("q", "kv"), *r.ENDS),
+        layouts=(
+            (
+                r.router(f"{r.SPARSE}gate.weight"),
+                r.selection_bias(f"{r.SPARSE}e_score_correction_bias"),
+                *r.one_each(r.SPARSE, "w1", "w3", "w2"),
+            ),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}e_score_correction_bias"), *r.LAYOUTS[1]),
+            (r.ROUTER, r.selection_bias(f"{r.MLP}gate.selection.bias"), *r.LAYOUTS[2]),
+        ),
+        renames=EXPERT_RENAMES,
+        neutral={
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+        adjust=functools.partial(
+            route_all, expert_score=ExpertScore.SIGMOID, expert_weights=ExpertWeights.BY_SUM
+        ),
+    ),
     Family(
         name="HunYuanDenseV1ForCausalLM",
         title="HunYuan (0.5B to 7B)",
@@ -632,7 +533,7 @@ _HUNYUAN_FAMILIES = (
         gguf=gguf.Gguf(
             "hunyuan-moe",
             needs=gguf.EXPERTS,
-            reads=(
+            ignores=(
                 "expert_shared_count",
                 "expert_feed_forward_length",
                 "expert_shared_feed_forward_length",
@@ -649,11 +550,7 @@ _HUNYUAN_FAMILIES = (
         adjust=_moe,
         **{
             **_COMMON,
-            "defaults": usual(_COMMON["defaults"], experts=(1, 1)),
             "neutral": {**_COMMON["neutral"], **_OF_MOE},
         },
     ),
 )
-
-
-FAMILIES = (*_MIXTURES, *_GROUPED_FAMILIES, *_HUNYUAN_FAMILIES)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from qsf.errors import QsfConversionError, shown
 from qsf.file.kinds import ROPE_NONE, Ffn, LayerKind, QkNorm, RopeSet, pack_tables, plain_kind
@@ -21,6 +23,7 @@ from qsf.file.layout import (
     Positions,
     TensorType,
 )
+from qsf.foreign_json import read_json
 from qsf_converter.sources.checkpoint import Axis, Checkpoint, Matrix
 from qsf_converter.sources.families import config as limits
 from qsf_converter.sources.families.config import Config
@@ -91,6 +94,10 @@ class Draft:
             for layer, type_ in zip(self.layers, self.layer_types, strict=True)
         ]
 
+    def unrotate_full(self) -> None:
+        """Let the layers without a window rotate nothing."""
+        self.unrotate(i for i, type_ in enumerate(self.layer_types) if type_ == FULL)
+
     def unrotate(self, layers: Iterable[int]) -> None:
         for i in layers:
             self.layers[i] = dataclasses.replace(self.layers[i], rope_set=ROPE_NONE)
@@ -160,45 +167,18 @@ def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list
     return config.count("sliding_window", limits.MAX_TOKENS), usual if types is None else types
 
 
-_NAMES = {
-    "kv_heads": "num_key_value_heads",
-    "head": "head_dim",
-    "theta": "rope_theta",
-    "window": "sliding_window",
-    "tied": "tie_word_embeddings",
-}
-_OF_EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-
-
-def usual(
-    base: Mapping[str, Any],
-    context: int | None = None,
-    epsilon: float | None = None,
-    *,
-    experts: tuple[int, ...] = (),
-    **changes: Any,
-) -> dict[str, Any]:
-    """Return ``Family.defaults``: those of ``base`` with changes; common keys have short names.
-
-    ``experts``: how many there are, how many of them a token gets, and how wide they are.
-    """
-    stated = {"max_position_embeddings": context, "norm_epsilon": epsilon}
-    return {
-        **base,
-        **{name: value for name, value in stated.items() if value is not None},
-        **dict(zip(_OF_EXPERTS, experts, strict=False)),
-        **{_NAMES.get(name, name): value for name, value in changes.items()},
-    }
-
-
 RENAMES: Mapping[str, str] = {"norm_epsilon": "rms_norm_eps"}
-# Usual defaults of classes; a table states only its differences.
-DEFAULTS: Mapping[str, Any] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
-}
 BIASES = {"attention_bias": False, "mlp_bias": False}
+
+# By family: what its class takes for keys that a file leaves out (tools/make_class_defaults.py).
+CLASS_DEFAULTS: Final = Path(__file__).with_name("class_defaults.json")
+
+
+@functools.cache
+def _class_defaults() -> Mapping[str, Mapping[str, Any]]:
+    rows: dict[str, dict[str, Any]] = read_json(CLASS_DEFAULTS.read_bytes())
+    return rows
+
 
 Windows = Callable[[Config, int], tuple[int, list[str]]]
 """Reads the window in tokens, and the type of each layer."""
@@ -209,15 +189,15 @@ class Family:
     """One architecture of transformers, by its name in ``config.json``.
 
     Biases of attention and MLP and the norms of queries and keys follow from the rules.
-    ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's. The names in
-    ``flags`` are facts for the rules: a name that is a key of config.json is read from there, and
-    True if the file does not state it; all others always hold. ``kind`` are fields of
-    ``LayerKind`` of all layers. ``layouts`` are the ways in which checkpoints store the other
-    tensors, such as experts: separately or in one tensor; most GGUF files use the last. ``nested``
-    are classes for more than text whose text part has this family: the keys lie under
-    ``text_config``, and the tensors whose names begin with one of ``left_out`` are not converted.
-    ``scalars`` are tensors of one number in each layer, which become lists of the configuration.
-    ``gguf`` is its form in GGUF files.
+    ``renames`` and ``defaults`` are those of ``Config``; ``defaults`` are the class's, but for what
+    is said here. The names in ``flags`` are facts for the rules: a name that is a key of
+    config.json is read from there, and True if the file does not state it; all others always hold.
+    ``kind`` are fields of ``LayerKind`` of all layers. ``layouts`` are ways in which checkpoints
+    store the other tensors, such as experts: separately or in one tensor; most GGUF files use the
+    last. ``nested`` are classes for more than text whose text part has this family: the keys lie
+    under ``text_config``, and the tensors whose names begin with one of ``left_out`` are not
+    converted. ``scalars`` are tensors of one number in each layer, which become lists of the
+    configuration. ``gguf`` is its form in GGUF files.
     """
 
     name: str
@@ -274,6 +254,7 @@ class Family:
             ("facts", self.facts | ({rule.flag for rule in every} & {"always"})),
             ("ffn", self.ffn or (Ffn.PLAIN if is_plain else Ffn.GATED)),
             ("kind", kind | dict(self.kind)),
+            ("defaults", {**_class_defaults().get(self.name, {}), **self.defaults}),
             ("prefixes", self.prefixes or (TEXT_PREFIXES if self.nested else ("model.",))),
             ("left_out", self.left_out or (SENSES if self.nested else ())),
         ):

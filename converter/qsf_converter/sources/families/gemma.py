@@ -31,7 +31,7 @@ from qsf_converter.sources.families.config import (
     Config,
 )
 from qsf_converter.sources.families.experts import route
-from qsf_converter.sources.families.family import FULL, SLIDING, Draft, usual, window_but_every
+from qsf_converter.sources.families.family import FULL, SLIDING, Draft, window_but_every
 from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import AT, ATTENTION, ATTN, T, Where, gated, layer, norm
@@ -91,35 +91,14 @@ def sandwich(add: float = 0.0) -> r.Rules:
 _SANDWICH = sandwich(add=1.0)
 RENAMES = {"norm_epsilon": "rms_norm_eps", "hidden_act": "hidden_activation"}
 _family = functools.partial(family.Family, renames=RENAMES, adjust=scale_and_cap_scores)
-_DEFAULTS: Mapping[str, Any] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "tie_word_embeddings": True,
-}
-_WINDOWED: Mapping[str, Any] = {
-    **_DEFAULTS,
-    "num_key_value_heads": 4,
-    "query_pre_attn_scalar": 256,
-    "sliding_window": 4096,
-}
-_GEMMA2_DEFAULTS: Mapping[str, Any] = usual(
-    _WINDOWED,
-    8192,
-    sliding_window_pattern=2,
-    attn_logit_softcapping=50.0,
-    final_logit_softcapping=30.0,
-)
 
-GEMMA3_DEFAULTS: Mapping[str, Any] = usual(
-    _WINDOWED,
-    131072,
-    vocab_size=262208,
-    num_attention_heads=8,
-    sliding_window_pattern=6,
-    theta=1000000.0,
-    rope_local_base_freq=10000.0,
-)
+GEMMA3_DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+}
 BLOCK = (*_SANDWICH, *ATTENTION)
 
 
@@ -153,54 +132,6 @@ _GGUF_MAY = (
 )  # fmt: skip
 GGUF_GEMMA3 = Gguf(
     "gemma3", may=_GGUF_MAY, constants=_BF16, has_one_in_norms=True, more=_gguf(6, 62)
-)
-
-
-_GEMMA_FAMILIES = (
-    _family(
-        name="GemmaForCausalLM",
-        title="Gemma 1",
-        gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
-        rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
-        renames={"norm_epsilon": "rms_norm_eps"},
-        defaults=usual(_DEFAULTS, 8192, kv_heads=16),
-        adjust=_gemma1,
-    ),
-    _family(
-        name="Gemma2ForCausalLM",
-        title="Gemma 2",
-        gguf=Gguf(
-            "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
-        ),
-        rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
-        defaults=_GEMMA2_DEFAULTS,
-        windows=window_but_every,
-    ),
-    _family(
-        name="VaultGemmaForCausalLM",
-        title="VaultGemma",
-        model_type="vaultgemma",
-        rules=(
-            *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
-            *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
-            *ATTENTION,
-            *gated(),
-            *_ENDS,
-        ),
-        defaults=_GEMMA2_DEFAULTS,
-        windows=window_but_every,
-    ),
-    _family(
-        name="Gemma3ForCausalLM",
-        title="Gemma 3",
-        model_type="gemma3_text",
-        gguf=GGUF_GEMMA3,
-        rules=(*_SANDWICH, *ATTENTION, *r.qk_norms(add=1.0), *gated(), *_ENDS),
-        nested=("Gemma3ForConditionalGeneration",),
-        defaults=GEMMA3_DEFAULTS,
-        windows=window_but_every,
-        rope_parameters=rope_of_gemma3,
-    ),
 )
 
 
@@ -397,12 +328,6 @@ def _global_heads(draft: Draft, *, has_own_number: bool) -> Config:
     return Config(usual_heads | of_layers[wide[0]], where="per_layer_config.")
 
 
-_ROPES: Final = {
-    SLIDING: {"rope_type": "default", "rope_theta": 10000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
-}
-
-
 def gemma4_rope(config: Config, layer_type: str) -> Config:
     """GGUF files state the theta of windowed layers, and the scaling of the other layers."""
     if layer_type == SLIDING and config.get("rope_local_base_freq") is not None:
@@ -435,20 +360,6 @@ _COMMON: Final[Mapping[str, Any]] = {
         "use_bidirectional_attention": (False, "vision"),  # of images
         "vocab_size_per_layer_input": range(MAX_VOCAB + 1),
     },
-}
-GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
-    "norm_epsilon": 1e-6,
-    "hidden_act": "gelu_pytorch_tanh",
-    "head_dim": 256,
-    "global_head_dim": 512,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "vocab_size": 262144,
-    "sliding_window_pattern": 6,
-    "rope_parameters": _ROPES,
-    "attention_k_eq_v": False,
-    "enable_moe_block": False,
-    "tie_word_embeddings": True,
 }
 # ---- GGUF files ----
 
@@ -512,7 +423,7 @@ _GGUF: Final = Gguf("gemma4",
     # Published checkpoints are bf16, in which the factor of the embedding is rounded.
     constants={"dtype": "bfloat16"},
     more=_gguf_of_gemma4,
-    reads=("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
+    ignores=("attention.value_length_swa", "rope.dimension_count_swa"),
     lists=("attention.head_count_kv", "feed_forward_length"),
     others=("Gemma4UnifiedForCausalLM",),
 )  # fmt: skip
@@ -573,14 +484,66 @@ _DRAFTER: Final[Mapping[str, Any]] = {
         "use_double_wide_mlp": False,
     },
 }
-_GEMMA4_FAMILIES = (
+_GEMMA4_DEFAULTS: Final[Mapping[str, Any]] = {
+    "global_head_dim": 512,
+    "num_attention_heads": 8,
+    "vocab_size": 262144,
+    "sliding_window_pattern": 6,
+}
+
+
+FAMILIES = (
+    _family(
+        name="GemmaForCausalLM",
+        title="Gemma 1",
+        gguf=Gguf("gemma", constants=_BF16, has_one_in_norms=True),
+        rules=(*r.pre_norms(add=1.0), *ATTENTION, *gated(), *_ENDS),
+        renames={"norm_epsilon": "rms_norm_eps"},
+        defaults={"num_key_value_heads": 16},
+        adjust=_gemma1,
+    ),
+    _family(
+        name="Gemma2ForCausalLM",
+        title="Gemma 2",
+        gguf=Gguf(
+            "gemma2", may=_GGUF_MAY[:3], constants=_BF16, has_one_in_norms=True, more=_gguf(2, 46)
+        ),
+        rules=(*_SANDWICH, *ATTENTION, *gated(), *_ENDS),
+        defaults={"sliding_window_pattern": 2},
+        windows=window_but_every,
+    ),
+    _family(
+        name="VaultGemmaForCausalLM",
+        title="VaultGemma",
+        model_type="vaultgemma",
+        rules=(
+            *norm(T.ATTN_NORM, f"{AT}input_layernorm", add=1.0),
+            *norm(T.FFN_NORM, f"{AT}pre_feedforward_layernorm", add=1.0),
+            *ATTENTION,
+            *gated(),
+            *_ENDS,
+        ),
+        defaults={"sliding_window_pattern": 2},
+        windows=window_but_every,
+    ),
+    _family(
+        name="Gemma3ForCausalLM",
+        title="Gemma 3",
+        model_type="gemma3_text",
+        gguf=GGUF_GEMMA3,
+        rules=(*_SANDWICH, *ATTENTION, *r.qk_norms(add=1.0), *gated(), *_ENDS),
+        nested=("Gemma3ForConditionalGeneration",),
+        defaults=GEMMA3_DEFAULTS,
+        windows=window_but_every,
+        rope_parameters=rope_of_gemma3,
+    ),
     family.Family(
         name="Gemma4ForCausalLM",
         title="Gemma 4 (E2B, E4B, 31B, 26B-A4B), text",
         model_type="gemma4_text",
         gguf=_GGUF,
         nested=("Gemma4ForConditionalGeneration",),
-        defaults=usual(GEMMA4_DEFAULTS, 131072, window=512, hidden_size_per_layer_input=256),
+        defaults=_GEMMA4_DEFAULTS,
         **_COMMON,
     ),
     family.Family(
@@ -588,7 +551,7 @@ _GEMMA4_FAMILIES = (
         title="Gemma 4 12B, text",
         model_type="gemma4_unified_text",
         nested=("Gemma4UnifiedForConditionalGeneration",),
-        defaults=usual(GEMMA4_DEFAULTS, 262144, window=1024),
+        defaults=_GEMMA4_DEFAULTS,
         **_COMMON,
     ),
     *(
@@ -597,15 +560,12 @@ _GEMMA4_FAMILIES = (
             title=title,
             model_type=f"{model_type}_text",
             nested=(f"{name}AssistantForCausalLM",),
-            defaults=usual(GEMMA4_DEFAULTS, 131072, window=window, backbone_hidden_size=1536),
+            defaults={**_GEMMA4_DEFAULTS, "backbone_hidden_size": 1536},
             **_DRAFTER,
         )
-        for name, model_type, title, window in (
-            ("Gemma4", "gemma4", "Gemma 4's drafters, for --draft", 512),
-            ("Gemma4Unified", "gemma4_unified", "Gemma 4 12B's drafter, for --draft", 1024),
+        for name, model_type, title in (
+            ("Gemma4", "gemma4", "Gemma 4's drafters, for --draft"),
+            ("Gemma4Unified", "gemma4_unified", "Gemma 4 12B's drafter, for --draft"),
         )
     ),
 )
-
-
-FAMILIES = (*_GEMMA_FAMILIES, *_GEMMA4_FAMILIES)

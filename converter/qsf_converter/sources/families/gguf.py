@@ -65,6 +65,8 @@ EXPERT_WEIGHTS: Final = ("routed_scaling_factor", "norm_topk_prob")
 EXPERT_GROUPS: Final = ("n_group", "topk_group")
 # Keys for images: the sections of RoPE, and inputs of deeper layers.
 VISION_KEYS: Final = ("rope.dimension_sections", "n_deepstack_layers")
+# The score of experts, where only a sigmoid (2) is run.
+SIGMOID: Final[Mapping[str, tuple[Any, ...]]] = {"expert_gating_func": (2,)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,11 @@ class Gguf:
     Tensors have the names of the family's rules.
 
     ``needs`` and ``may`` are the fields that files must and can have beside the usual ones but
-    ``without``; ``keys`` are those of fields that `KEYS` lacks. ``constants`` are fields that such
-    a file does not say; ``more`` finds others from the metadata ``reads``, the shapes, and the
-    fields so far, with ``others``: the families that it may be. ``lists`` are keys that differ
-    between layers. ``is_permuted``: rows of Q and K are in the order of interleaved RoPE,
+    ``without``; ``keys`` are those of fields that `KEYS` lacks. ``constants`` are fields that hold
+    if a file does not say them; ``more`` finds others from the metadata, the shapes, and the
+    fields so far, with ``others``: the families that it may be. ``ignores`` are keys of metadata
+    without effect here, ``neutral`` the only values of others, ``lists`` keys that differ between
+    layers. ``is_permuted``: rows of Q and K are in the order of interleaved RoPE,
     ``has_one_in_norms``: norms are stored as 1 + w, ``is_ungrouped``: fused tensors hold all of Q,
     then K, then V. ``yarn`` are fields of that scaling of RoPE; its multiplier may be a tenth of
     ``mscale_all_dim``, which is ``mscale`` too. ``layouts`` are those of the family that files
@@ -93,7 +96,8 @@ class Gguf:
     keys: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     more: More | None = None
-    reads: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    neutral: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     lists: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     is_permuted: bool = False
@@ -123,19 +127,6 @@ class Gguf:
 # ---- what several architectures say in the same way ----
 
 
-def own_layers(fields: Fields, config: Mapping[str, Any]) -> int:
-    """Return the number of layers without those that predict further tokens, which come last.
-
-    Raises QsfConversionError if the metadata's numbers are none or no layer is left.
-    """
-    n_more, n_all = fields.get("nextn_predict_layers", 0), config["num_hidden_layers"]
-    if type(n_more) is not int or type(n_all) is not int or not 0 <= n_more < n_all:
-        raise QsfConversionError(
-            f"its {shown(n_all)} layers cannot have {shown(n_more)} more in them"
-        )
-    return n_all - n_more
-
-
 def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[str, Any]:
     """The windows: a bool for each layer, or every n-th layer without one (default: ``period``)."""
     if not config.get("sliding_window"):
@@ -149,16 +140,6 @@ def layer_types(fields: Fields, config: Mapping[str, Any], period: int) -> dict[
 
 def windows(period: int) -> More:
     return lambda fields, _shapes, config: layer_types(fields, config, period)
-
-
-def only_sigmoid(fields: Fields, _shapes: Shapes, _config: Mapping[str, Any]) -> dict[str, Any]:
-    """Refuse a score of experts that the architecture lacks."""
-    if fields.get("expert_gating_func", 2) != 2:
-        raise QsfConversionError(
-            f"its metadata's expert_gating_func = {shown(fields['expert_gating_func'])}: of this"
-            " architecture only 2, sigmoid, is supported"
-        )
-    return {}
 
 
 def whole(name: str, value: Any, least: int = 0) -> int:

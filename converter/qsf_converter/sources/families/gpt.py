@@ -15,7 +15,7 @@ from qsf.file.layout import Architecture, Norm, Positions, TensorType
 from qsf_converter.sources.families import family
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import Config
-from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
+from qsf_converter.sources.families.family import Draft, Family
 from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import alibi_slopes, mpt_slopes, parameters_of
 from qsf_converter.sources.families.rules import T
@@ -55,8 +55,7 @@ def _cohere(draft: Draft) -> None:
 
 def _cohere2(draft: Draft) -> None:
     _cohere(draft)
-    types = draft.layer_types
-    draft.unrotate([i for i, type_ in enumerate(types) if type_ == FULL])
+    draft.unrotate_full()
 
 
 def _plus_one(rules: r.Rules) -> r.Rules:
@@ -76,91 +75,6 @@ _COHERE_RULES = (
 )
 _BIASED_ENDS = r.ends("embed_tokens", "norm", bias=True)
 _EPSILON = {"norm_epsilon": "layer_norm_eps"}
-_COHERE_DEFAULTS = usual(DEFAULTS, 8192, 1e-5, tied=True, logit_scale=0.0625)
-_RELU2 = {**DEFAULTS, "norm_epsilon": 1e-5, "hidden_act": "relu2"}
-
-_COHERE_FAMILIES = (
-    Family(
-        name="CohereForCausalLM",
-        title="Command R, R+",
-        gguf=Gguf("command-r", needs=("logit_scale",)),
-        norm=Norm.LAYER,
-        is_interleaved=True,
-        rules=_COHERE_RULES,
-        renames=_EPSILON,
-        defaults=usual(_COHERE_DEFAULTS, theta=500000.0),
-        flags={"attention_bias": False, "use_qk_norm": False},
-        adjust=_cohere,
-    ),
-    Family(
-        name="Cohere2ForCausalLM",
-        title="Command R7B, Command A",
-        gguf=Gguf("cohere2", needs=("logit_scale",), may=("sliding_window",)),
-        norm=Norm.LAYER,
-        is_interleaved=True,
-        rules=_COHERE_RULES,
-        renames=_EPSILON,
-        defaults=usual(_COHERE_DEFAULTS, head=128, window=4096, sliding_window_pattern=4),
-        windows=family.window_but_every,
-        neutral={
-            # Windows and RoPE as the model's own code places them, which layer_types states too.
-            "order_of_interleaved_layers": "local_attn_first",
-            "position_embedding_type": "rope_gptj",
-            "rotary_pct": 1.0,
-            "layer_switch": 4,
-            "use_embedding_sharing": True,
-            "use_gated_activation": True,
-            "use_parallel_block": True,
-            "use_parallel_embedding": (False, True),
-        },
-        adjust=_cohere2,
-    ),
-    Family(
-        name="NemotronForCausalLM",
-        title="Nemotron, Minitron",
-        gguf=Gguf("nemotron", has_one_in_norms=True),
-        norm=Norm.LAYER,
-        has_partial_rope=True,
-        rules=_plus_one(
-            (
-                *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
-                *r.ATTENTION,
-                *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-                *_BIASED_ENDS,
-            )
-        ),
-        renames={"norm_epsilon": "norm_eps"},
-        defaults=usual(_RELU2, 4096, partial_rotary_factor=0.5),
-        neutral={"normalization": "layernorm1p"},
-    ),
-    Family(
-        name="Jais2ForCausalLM",
-        title="Jais 2",
-        gguf=Gguf("jais2"),
-        norm=Norm.LAYER,
-        rules=(
-            *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
-            *r.ATTENTION,
-            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-            *_BIASED_ENDS,
-        ),
-        renames=_EPSILON,
-        defaults=usual(_RELU2, 8192),
-        flags={"attention_bias": True, "mlp_bias": True},
-    ),
-    Family(
-        name="ArceeForCausalLM",
-        title="Arcee AFM",
-        gguf=Gguf("arcee", is_permuted=True),
-        rules=(
-            *r.pre_norms(),
-            *r.ATTENTION,
-            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
-            *r.ENDS,
-        ),
-        defaults=usual(_RELU2, 4096),
-    ),
-)
 
 
 def _norm_of_heads(target: TensorType, dim: str, groups: str) -> r.Rules:
@@ -249,14 +163,7 @@ def _mpt(draft: Draft) -> None:
     _with_slopes(draft, mpt_slopes(draft.header.n_heads, own.positive("alibi_bias_max")))
 
 
-_plain_family = functools.partial(Family, norm=Norm.LAYER)
-_DEFAULTS: Mapping[str, Any] = {
-    "norm_epsilon": 1e-5,
-    "hidden_act": "gelu",
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 2048,
-    "ffn_multiple": 4,
-}
+_plain_family = functools.partial(Family, norm=Norm.LAYER, defaults={"ffn_multiple": 4})
 # transformers accepts its general names besides GPT-2's own.
 GPT2_RENAMES = {
     "hidden_size": "n_embd",
@@ -317,7 +224,83 @@ _GGUF_NEOX = Gguf(
 )
 
 
-_GPT_FAMILIES = (
+FAMILIES = (
+    Family(
+        name="CohereForCausalLM",
+        title="Command R, R+",
+        gguf=Gguf("command-r", needs=("logit_scale",)),
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        flags={"attention_bias": False, "use_qk_norm": False},
+        adjust=_cohere,
+    ),
+    Family(
+        name="Cohere2ForCausalLM",
+        title="Command R7B, Command A",
+        gguf=Gguf("cohere2", needs=("logit_scale",), may=("sliding_window",)),
+        norm=Norm.LAYER,
+        is_interleaved=True,
+        rules=_COHERE_RULES,
+        renames=_EPSILON,
+        defaults={"head_dim": 128, "sliding_window_pattern": 4},
+        windows=family.window_but_every,
+        neutral={
+            # Windows and RoPE as the model's own code places them, which layer_types states too.
+            "order_of_interleaved_layers": "local_attn_first",
+            "position_embedding_type": "rope_gptj",
+            "rotary_pct": 1.0,
+            "layer_switch": 4,
+            "use_embedding_sharing": True,
+            "use_gated_activation": True,
+            "use_parallel_block": True,
+            "use_parallel_embedding": (False, True),
+        },
+        adjust=_cohere2,
+    ),
+    Family(
+        name="NemotronForCausalLM",
+        title="Nemotron, Minitron",
+        gguf=Gguf("nemotron", has_one_in_norms=True),
+        norm=Norm.LAYER,
+        has_partial_rope=True,
+        rules=_plus_one(
+            (
+                *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+                *r.ATTENTION,
+                *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+                *_BIASED_ENDS,
+            )
+        ),
+        renames={"norm_epsilon": "norm_eps"},
+        neutral={"normalization": "layernorm1p"},
+    ),
+    Family(
+        name="Jais2ForCausalLM",
+        title="Jais 2",
+        gguf=Gguf("jais2"),
+        norm=Norm.LAYER,
+        rules=(
+            *_norms(f"{r.AT}input_layernorm", f"{r.AT}post_attention_layernorm"),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+            *_BIASED_ENDS,
+        ),
+        renames=_EPSILON,
+        flags={"attention_bias": True, "mlp_bias": True},
+    ),
+    Family(
+        name="ArceeForCausalLM",
+        title="Arcee AFM",
+        gguf=Gguf("arcee", is_permuted=True),
+        rules=(
+            *r.pre_norms(),
+            *r.ATTENTION,
+            *_plain(f"{r.MLP}up_proj", f"{r.MLP}down_proj", bias="mlp_bias"),
+            *r.ENDS,
+        ),
+    ),
     _plain_family(
         name="GPT2LMHeadModel",
         title="GPT-2",
@@ -336,7 +319,7 @@ _GPT_FAMILIES = (
             *r.ends("wte", "ln_f", bias=True),
         ),
         renames=GPT2_RENAMES,
-        defaults=usual(_DEFAULTS, max_position_embeddings=None, hidden_act="gelu_new", tied=True),
+        defaults={"max_position_embeddings": None, "ffn_multiple": 4},
         neutral={
             "scale_attn_weights": True,
             "reorder_and_upcast_attn": (False, True),
@@ -357,7 +340,6 @@ _GPT_FAMILIES = (
             *r.ends("embed_tokens", "final_layernorm", bias=True, head_bias="always"),
         ),
         renames=_GPT_EPSILON,
-        defaults=usual(_DEFAULTS, hidden_act="gelu_new", partial_rotary_factor=0.5),
         kind={"is_parallel": True},
     ),
     Family(
@@ -378,13 +360,7 @@ _GPT_FAMILIES = (
             *r.ends("embed_tokens", "norm", bias=True),
         ),
         renames=_GPT_EPSILON,
-        defaults=usual(
-            _DEFAULTS,
-            4096,
-            hidden_act="silu",
-            partial_rotary_factor=0.25,
-            use_parallel_residual=False,
-        ),
+        defaults={"ffn_multiple": 4},
         flags={"use_qkv_bias": False, "qk_layernorm": False},
         adjust=_stablelm,
     ),
@@ -398,9 +374,6 @@ _GPT_FAMILIES = (
             *r.attention(bias="use_bias"),
             *_plain(f"{_AT}mlp.c_fc", f"{_AT}mlp.c_proj", bias="use_bias"),
             *r.ends("embed_tokens", "norm", bias=True),
-        ),
-        defaults=usual(
-            _DEFAULTS, 4096, hidden_act="gelu_pytorch_tanh", kv_heads=2, tied=True, window=None
         ),
         flags={"use_bias": True},
         windows=family.window_of_all,
@@ -422,9 +395,12 @@ _GPT_FAMILIES = (
             *r.ends("embed_in", "final_layer_norm", bias=True, head="embed_out"),
         ),
         renames=_GPT_EPSILON,
-        defaults=usual(
-            _DEFAULTS, use_parallel_residual=True, rotary_pct=0.25, rotary_emb_base=10000.0
-        ),
+        defaults={
+            "ffn_multiple": 4,
+            "rotary_pct": 0.25,
+            "rotary_emb_base": 10000.0,
+            "partial_rotary_factor": None,
+        },
         flags={"attention_bias": True},
         rope_parameters=_rope_of_neox,
         adjust=_parallel,
@@ -444,7 +420,6 @@ _GPT_FAMILIES = (
             *r.ends("wte", "ln_f", bias=True, head_bias="always"),
         ),
         renames=GPT2_RENAMES,
-        defaults=usual(_DEFAULTS, hidden_act="gelu_new", rotary_dim=64),
         kind={"is_parallel": True},
         rope_parameters=_rope_of_gptj,
         neutral={"rotary": True, "scale_attn_weights": True},
@@ -468,14 +443,6 @@ _GPT_FAMILIES = (
             "hidden_act": "activation",
             "intermediate_size": "ffn_hidden_size",
         },
-        defaults=usual(
-            _DEFAULTS,
-            tied=True,
-            multi_query=True,
-            parallel_attn=True,
-            new_decoder_architecture=False,
-            alibi=False,
-        ),
         flags={"bias": False},
         adjust=_falcon,
     ),
@@ -501,14 +468,18 @@ _GPT_FAMILIES = (
             "max_position_embeddings": "seq_length",
             "norm_epsilon": "layer_norm_epsilon",
         },
-        defaults=usual(_DEFAULTS, hidden_act="gelu_pytorch_tanh", tied=True),
+        defaults={
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 2048,
+            "ffn_multiple": 4,
+        },
         adjust=_bloom,
         neutral={"offset_alibi": 100},
     ),
     _plain_family(
         name="MptForCausalLM",
         title="MPT",
-        gguf=Gguf("mpt", more=_gguf_mpt, reads=("attention.max_alibi_bias", "attention.clamp_kqv")),
+        gguf=Gguf("mpt", more=_gguf_mpt),
         positions=Positions.ALIBI,
         prefixes=("transformer.",),
         rules=(
@@ -526,7 +497,7 @@ _GPT_FAMILIES = (
             "max_position_embeddings": "max_seq_len",
             "norm_epsilon": "layer_norm_epsilon",
         },
-        defaults=usual(_DEFAULTS, tied=True, expansion_ratio=4),
+        defaults={"hidden_act": "gelu", "ffn_multiple": 4},
         adjust=_mpt,
         neutral={
             "no_bias": True,
@@ -537,6 +508,3 @@ _GPT_FAMILIES = (
         },
     ),
 )
-
-
-FAMILIES = (*_COHERE_FAMILIES, *_GPT_FAMILIES)

@@ -1,22 +1,39 @@
-"""Families with Mamba-2 (SSD), between attention, beside it, or alone, and its layers in others."""
+"""Families with Mamba-2 (SSD), between attention, beside it, or alone; and all of Granite."""
 # SPDX-License-Identifier: Apache-2.0
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from qsf.errors import shown
-from qsf.file.kinds import MAX_STATE_DIM, MAX_TAPS, ROPE_NONE, Ffn, Mixer, QkNorm
+from qsf.file.kinds import (
+    MAX_STATE_DIM,
+    MAX_TAPS,
+    ROPE_NONE,
+    ExpertScore,
+    ExpertWeights,
+    Ffn,
+    Mixer,
+    QkNorm,
+)
 from qsf.file.layout import F32_MAX, MAX_HEADS, Activation
-from qsf_converter.sources.families import gguf
+from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_DIM, MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, GGUF_ROUTED, by_groups, route
-from qsf_converter.sources.families.family import DEFAULTS, FULL, Draft, Family, usual
-from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, whole
+from qsf_converter.sources.families.experts import (
+    EXPERT_RENAMES,
+    GGUF_ROUTED,
+    by_groups,
+    route,
+    route_all,
+)
+from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.gguf import EXPERTS, Fields, Gguf, Shapes, whole
+from qsf_converter.sources.families.positions import parameters_of, rope_of
 from qsf_converter.sources.families.rules import AT, ATTN, Rules, T, Where, layer, linear, norm
 
 _SSD: dict[str, Any] = {"where": Where.SSD}
@@ -25,16 +42,6 @@ _PARTS: Final = {T.SSD_GATE: "values", T.SSD_IN: "channels", T.SSD_STEP: "value 
 NO_ATTENTION: Final[dict[str, Any]] = {
     "rope_set": ROPE_NONE, "qk_norm": QkNorm.NONE, "score_scale": 0.0,
 }  # fmt: skip
-# Keys with the sizes of layers, and keys without effect.
-SSD_DEFAULTS: Final[dict[str, Any]] = {
-    "mamba_n_heads": 128,
-    "mamba_d_head": "auto",
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "time_step_limit": None,
-}
 SSD_FLAGS: Final = {"mamba_conv_bias": True}
 SSD_NEUTRAL: Final[dict[str, Any]] = {
     "mamba_chunk_size": tuple(1 << i for i in range(16)),
@@ -44,7 +51,7 @@ SSD_NEUTRAL: Final[dict[str, Any]] = {
 # ---- GGUF files ----
 
 GGUF_SIZES: Final = ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_conv")
-GGUF_READS: Final = ("ssm.inner_size", "expert_shared_count")
+GGUF_IGNORES: Final = ("expert_shared_count",)
 
 
 def largest(value: Any) -> Any:
@@ -52,7 +59,7 @@ def largest(value: Any) -> Any:
     return max(value, default=0) if isinstance(value, list) else value
 
 
-def gguf_common(fields: Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_common(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the KV heads and the width of all states."""
     return {
         "num_key_value_heads": largest(config.get("num_key_value_heads")),
@@ -200,12 +207,6 @@ _FALCON = (
 )
 
 
-_MULTIPLIERS: Final = (
-    "lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_out_multiplier",
-    "attention_in_multiplier", "ssm_in_multiplier", "ssm_out_multiplier",
-)  # fmt: skip
-
-
 def _multipliers(config: Config, name: str, n: int) -> list[float]:
     return config.numbers(name, n) if config.get(name) is not None else [1.0] * n
 
@@ -349,24 +350,18 @@ def _gguf_alone(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> d
     return {"mamba_d_ssm": inner, "head_dim": head_dim, "num_attention_heads": heads}
 
 
-def _gguf_falcon(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {**gguf_common(fields, config), "mamba_norm_before_gate": False}
-
-
 def _gguf_nemotron(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The kind of a block follows from its tensors."""
-    n_layers = gguf.own_layers(fields, config)
-    keys = gguf_common(fields, config)
+    keys = gguf_common(fields, shapes, config)
     kinds = {"ssm_a": "mamba", "attn_q.weight": "attention", "ffn_gate_inp.weight": _MOE}
     blocks = [
         next((kind for name, kind in kinds.items() if f"blk.{i}.{name}" in shapes), _MLP)
-        for i in range(n_layers)
+        for i in range(config["num_hidden_layers"])
     ]
     inner = whole("ssm.inner_size", keys.pop("mamba_d_ssm"))
     keys["mamba_d_head"] = inner // whole("ssm.time_step_rank", config["mamba_n_heads"], 1)
     return {
         **keys,
-        "num_hidden_layers": n_layers,
         "layers_block_type": blocks,
         "intermediate_size": largest(config["intermediate_size"]),
     }
@@ -377,7 +372,7 @@ _GGUF_ALONE: Final = Gguf("mamba2",
     without=("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
              "rope_theta"),
     more=_gguf_alone,
-    reads=(*GGUF_READS, "attention.head_count"),
+    ignores=(*GGUF_IGNORES, "attention.head_count"),
     prefix="backbone.",
 )  # fmt: skip
 _GGUF_NEMOTRON: Final = Gguf(
@@ -385,12 +380,268 @@ _GGUF_NEMOTRON: Final = Gguf(
     needs=GGUF_SIZES,
     is_permuted=True,
     more=_gguf_nemotron,
-    reads=(*GGUF_READS, "nextn_predict_layers", "attention.layer_norm_epsilon"),
+    ignores=(*GGUF_IGNORES, "attention.layer_norm_epsilon"),
     lists=("attention.head_count_kv", "feed_forward_length"),
 )
 
 
+# ---- Granite and HyperCLOVA X: factors on embedding, residuals, scores and logits ----
+
+
+def _factors(draft: Draft) -> None:
+    config = draft.config
+    draft.arch = replace(draft.arch, embedding_factor=config.positive("embedding_multiplier"))
+    draft.set_all(residual_factor=config.positive("residual_multiplier"))
+    if config.get("attention_multiplier") is not None:
+        draft.set_all(score_scale=config.positive("attention_multiplier"))
+
+
+def _granite(draft: Draft) -> None:
+    _factors(draft)
+    draft.factors["logits"] = 1 / draft.config.positive("logits_scaling")
+
+
+def _granite_windows(draft: Draft) -> None:
+    """Each layer may have a theta of its own; one of 0 has no RoPE."""
+    _granite(draft)
+    thetas = draft.config.get("layer_rope_theta")
+    if thetas is None:
+        return
+    header, stated = draft.header, parameters_of(draft.config, FULL)
+    if not isinstance(thetas, list) or len(thetas) != header.n_layers:
+        raise draft.config.error(
+            "layer_rope_theta", f"= {shown(thetas)} is not a list for {header.n_layers} layers"
+        )
+    draft.layer_types = [f"theta {theta}" for theta in thetas]
+    draft.unrotate([i for i, theta in enumerate(thetas) if theta == 0])
+    draft.ropes = {
+        f"theta {theta}": rope_of(
+            Config({**stated, "rope_theta": theta}, where="layer_rope_theta."),
+            header.head_dim,
+            header.max_tokens,
+            is_interleaved=False,
+            may_be_partial=False,
+        )
+        for theta in thetas
+        if theta != 0
+    } or {f"theta {thetas[0]}": next(iter(draft.ropes.values()))}
+
+
+def _granite_moe_windows(draft: Draft) -> None:
+    _granite_shared(draft)
+    _granite_windows(draft)
+
+
+def _hyperclova(draft: Draft) -> None:
+    _factors(draft)
+    draft.factors["logits"] = draft.config.positive("logits_scaling")
+
+
+def _granite_moe(draft: Draft) -> None:
+    _granite(draft)
+    route_all(draft, expert_score=ExpertScore.LOGIT, expert_weights=ExpertWeights.SOFTMAX)
+
+
+def _granite_shared(draft: Draft) -> None:
+    if draft.config.get("shared_intermediate_size"):
+        draft.dims["shared"] = draft.config.count("shared_intermediate_size", MAX_FFN_DIM)
+    _granite_moe(draft)
+
+
+def _granite_hybrid(draft: Draft) -> None:
+    """Granite 4: a shared FFN in each layer, beside experts or alone, and states of Mamba-2."""
+    config = draft.config
+    states = [i for i, type_ in enumerate(draft.layer_types) if type_ != FULL]
+    for name in config if not states else ():
+        if name.startswith(("mamba_", "time_step_")):
+            config.get(name)  # read, because it says nothing where no layer is recurrent
+    if config.get("num_local_experts"):
+        _granite_shared(draft)
+    else:
+        config.get("num_experts_per_tok")
+        _granite(draft)
+        ffn_dim = config.count("shared_intermediate_size", MAX_FFN_DIM)
+        draft.dims["ffn"] = draft.dims["shared"] = ffn_dim
+        draft.header = replace(draft.header, ffn_dim=ffn_dim)
+        draft.set_all(ffn_dim=ffn_dim)
+    if config.get("position_embedding_type") != "rope":
+        draft.set_all(rope_set=ROPE_NONE)
+    if states:
+        ssd_layers(draft, states)
+
+
+def _hybrid_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
+    """All layers have states of Mamba-2 where nothing is said; there are no windows."""
+    name = "layers_block_type" if config.get("layers_block_type") else "layer_types"
+    types = config.of_layers(name, n_layers, ("attention", FULL, "mamba", LINEAR))
+    return 0, [
+        FULL if type_ in ("attention", FULL) else LINEAR for type_ in types or [LINEAR] * n_layers
+    ]
+
+
+def _shared_ffn(dim: str, **options: Any) -> r.Rules:
+    return (
+        *r.fused(
+            {T.FFN_GATE: None, T.FFN_UP: None},
+            f"{AT}shared_mlp.input_linear",
+            (dim, dim),
+            **options,
+        ),
+        *r.linear(T.FFN_DOWN, None, f"{AT}shared_mlp.output_linear", "hidden", dim, **options),
+    )
+
+
+_SCALED_ENDS = r.ends("embed_tokens", "norm", scale="logits")
+_ATTENTION = (*r.pre_norms(), *r.ATTENTION)
+_SINKS = r.layer(T.SINKS, f"{AT}self_attn.sinks", "heads")
+_MOE_LAYOUTS = (
+    (
+        r.router(f"{r.SPARSE}router.layer.weight"),
+        *r.in_one(f"{r.SPARSE}input_linear.weight", f"{r.SPARSE}output_linear.weight"),
+    ),
+    (
+        r.router(f"{r.SPARSE}router.weight"),
+        *r.in_one(f"{r.SPARSE}experts.gate_up_proj", f"{r.SPARSE}experts.down_proj"),
+    ),
+    (r.ROUTER, *r.of_gguf()),
+)
+_SHARED: Mapping[str, Any] = {"where": Where.ROUTED, "flag": "shared"}
+_HYBRID = (
+    *r.pre_norms(),
+    *r.attention(bias="attention_bias", where=Where.ATTENTION),
+    *ssd_rules(_AT_SSD),
+    *_SCALED_ENDS,
+)
+
+_shared_family = functools.partial(
+    Family,
+    layouts=(
+        *((*rules, *_shared_ffn("shared", **_SHARED)) for rules in _MOE_LAYOUTS[:2]),
+        (*_MOE_LAYOUTS[2], *r.gated(f"{r.MLP}shared.", "shared", **_SHARED)),
+    ),
+    renames=EXPERT_RENAMES,
+)
+
+# ---- GGUF files ----
+
+
+def _gguf_moe(_fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    is_shared = config.get("shared_intermediate_size")
+    return {"architectures": ["GraniteMoeSharedForCausalLM"]} if is_shared else {}
+
+
+def _gguf_hybrid(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
+    """RoPE shows in a field of something else; Bamba has it, with states and no scale."""
+    layers = range(config["num_hidden_layers"])
+    states = [f"blk.{i}.ssm_a" in shapes for i in layers]
+    has_rope = fields.get("rope.scaling.finetuned")
+    common = gguf_common(fields, shapes, config)
+    if has_rope and any(states) and "attention_multiplier" not in config:
+        listed = [i for i in layers if not states[i]]
+        return {"architectures": ["BambaForCausalLM"], **common, "attn_layer_indices": listed}
+    width = config.get("shared_intermediate_size") or config["intermediate_size"]
+    return {
+        **common,
+        "layer_types": ["mamba" if has_state else "attention" for has_state in states],
+        "position_embedding_type": "rope" if has_rope else None,
+        "num_local_experts": config.get("num_experts") or 0,
+        "shared_intermediate_size": width,
+    }
+
+
+_GGUF_MAY = ("embedding_multiplier", "residual_multiplier", "attention_multiplier",
+             "logits_scaling")  # fmt: skip
+
+
 FAMILIES = (
+    Family(
+        name="GraniteForCausalLM",
+        title="Granite 3",
+        gguf=Gguf("granite", may=_GGUF_MAY, is_permuted=True),
+        rules=(*r.LLAMA_RULES[: -len(r.ENDS)], *_SCALED_ENDS),
+        adjust=_granite,
+    ),
+    Family(
+        name="GraniteSWAForCausalLM",
+        title="Granite with windows",
+        rules=(*r.LLAMA_RULES[: -len(r.ENDS)], _SINKS, *_SCALED_ENDS),
+        windows=family.window_but_first_of_four,
+        adjust=_granite_windows,
+    ),
+    Family(
+        name="GraniteMoeHybridForCausalLM",
+        title="Granite 4, 4 H (350M to 32B-A9B)",
+        model_type="granitemoehybrid",
+        gguf=Gguf(
+            "granitehybrid",
+            needs=GGUF_SIZES,
+            may=(*_GGUF_MAY, *EXPERTS, "shared_intermediate_size"),
+            is_permuted=True,
+            more=_gguf_hybrid,
+            ignores=GGUF_IGNORES,
+            lists=("attention.head_count_kv",),
+            others=("BambaForCausalLM",),
+        ),
+        rules=_HYBRID,
+        layouts=with_layouts(
+            ssd_layouts(_AT_SSD),
+            (
+                *((*rules, *_shared_ffn("shared")) for rules in _MOE_LAYOUTS[:2]),
+                (*_MOE_LAYOUTS[2], *r.gated(f"{r.MLP}shared.", "shared")),
+            ),
+        ),
+        renames=EXPERT_RENAMES,
+        flags={"attention_bias": False, **SSD_FLAGS},
+        windows=_hybrid_types,
+        neutral={"normalization_function": "rmsnorm", **SSD_NEUTRAL},
+        adjust=_granite_hybrid,
+    ),
+    Family(
+        name="GraniteMoeForCausalLM",
+        title="Granite 3 MoE",
+        model_type="granitemoe",
+        gguf=Gguf(
+            "granitemoe",
+            needs=EXPERTS,
+            may=(*_GGUF_MAY, "shared_intermediate_size"),
+            is_permuted=True,
+            more=_gguf_moe,
+            others=("GraniteMoeSharedForCausalLM",),
+        ),
+        rules=(*_ATTENTION, *_SCALED_ENDS),
+        layouts=_MOE_LAYOUTS,
+        renames=EXPERT_RENAMES,
+        adjust=_granite_moe,
+    ),
+    _shared_family(
+        name="GraniteMoeSharedForCausalLM",
+        title="Granite MoE with a shared expert",
+        model_type="granitemoeshared",
+        rules=(*_ATTENTION, *_SCALED_ENDS),
+        adjust=_granite_shared,
+    ),
+    _shared_family(
+        name="GraniteMoeSWAForCausalLM",
+        title="Granite MoE with windows",
+        model_type="granitemoe_swa",
+        rules=(*_ATTENTION, _SINKS, *_SCALED_ENDS),
+        windows=family.window_but_first_of_four,
+        adjust=_granite_moe_windows,
+    ),
+    Family(
+        name="HyperCLOVAXForCausalLM",
+        title="HyperCLOVA X SEED",
+        model_type="hyperclovax",
+        rules=(
+            *r.LLAMA_RULES[: -len(r.ENDS)],
+            *r.norm(T.POST_ATTN_NORM, f"{AT}post_norm1", flag="use_post_norm"),
+            *r.norm(T.POST_FFN_NORM, f"{AT}post_norm2", flag="use_post_norm"),
+            *_SCALED_ENDS,
+        ),
+        # Without the key, scores are divided by the root of the head size.
+        flags={**family.BIASES, "use_post_norm": True},
+        adjust=_hyperclova,
+    ),
     Family(
         name="Mamba2ForCausalLM",
         title="Mamba-2, Mamba-Codestral",
@@ -409,17 +660,12 @@ FAMILIES = (
             "mamba_d_state": "state_size",
         },
         # It states no context; layers without an FFN have no use for its width.
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS},
-            1 << 20,
-            1e-5,
-            ffn_multiple=2,
-            mamba_n_groups=8,
-            mamba_d_state=128,
-            num_attention_heads=128,
-            kv_heads=None,
-            head=64,
-        ),
+        defaults={
+            "mamba_d_head": "auto",
+            "max_position_embeddings": 1048576,
+            "ffn_multiple": 2,
+            "num_attention_heads": 128,
+        },
         flags={"use_conv_bias": True},
         neutral={
             **_NO_EFFECT,
@@ -441,9 +687,6 @@ FAMILIES = (
             *r.ends("embed_tokens", "final_layernorm"),
         ),
         layouts=ssd_layouts(_AT_SSD),
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS}, 262144, 1e-5, kv_heads=8, partial_rotary_factor=0.5
-        ),
         flags=SSD_FLAGS,
         windows=_bamba_types,
         neutral={
@@ -457,17 +700,15 @@ FAMILIES = (
     Family(
         name="FalconH1ForCausalLM",
         title="Falcon-H1 (0.5B to 34B)",
-        gguf=Gguf("falcon-h1", needs=GGUF_SIZES, more=_gguf_falcon, reads=GGUF_READS),
+        gguf=Gguf(
+            "falcon-h1",
+            needs=GGUF_SIZES,
+            constants={"mamba_norm_before_gate": False},
+            more=gguf_common,
+            ignores=GGUF_IGNORES,
+        ),
         rules=_FALCON,
         layouts=ssd_layouts(_AT_SSD, norm_flag="mamba_rms_norm"),
-        defaults=usual(
-            {**DEFAULTS, **SSD_DEFAULTS, **dict.fromkeys(_MULTIPLIERS, 1.0)},
-            8192,
-            1e-5,
-            kv_heads=8,
-            mamba_d_ssm=1024,
-            mamba_norm_before_gate=True,
-        ),
         flags={**SSD_FLAGS, "mamba_rms_norm": False},
         neutral={**SSD_NEUTRAL, "mamba_norm_before_gate": (True, False), "mamba_use_mlp": True},
         adjust=_falcon,
@@ -497,26 +738,7 @@ FAMILIES = (
             "mamba_d_head": "mamba_head_dim",
             "mamba_d_state": "ssm_state_size",
         },
-        defaults=usual(
-            {**EXPERT_DEFAULTS, **SSD_DEFAULTS},
-            4096,
-            1e-5,
-            kv_heads=8,
-            head=128,
-            hidden_act="relu2",
-            experts=(8, 2, 7688),
-            intermediate_size=21504,
-            moe_shared_expert_intermediate_size=7688,
-            routed_scaling_factor=1.0,
-            n_group=1,
-            topk_group=1,
-            norm_topk_prob=True,
-            mamba_hidden_act="silu",
-            mamba_d_head=64,
-            mamba_n_groups=8,
-            mamba_d_state=128,
-            hybrid_override_pattern="ME*-",
-        ),
+        defaults={"intermediate_size": 21504, "hybrid_override_pattern": "ME*-"},
         flags={"use_conv_bias": True},
         count_layers=lambda config: len(_blocks(config)),
         windows=_block_types,

@@ -25,13 +25,11 @@ from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import Config
 from qsf_converter.sources.families.experts import route
 from qsf_converter.sources.families.family import (
-    DEFAULTS,
     FULL,
     SLIDING,
     Draft,
     Facts,
     Family,
-    usual,
 )
 from qsf_converter.sources.families.rules import AT, MLP, Place, T, TensorRule, Where
 
@@ -277,16 +275,8 @@ _COMMON: Final[dict[str, Any]] = {
     "neutral": {"scoring_func": "sigmoid", "number_of_conv_states": 4},
     "ignored_keys": "vocab_size|pad_token_id",
 }
-_DEFAULTS: Final = usual(
-    DEFAULTS, 1048576, 1e-6, kv_heads=8, head=128, experts=(128, 8), window=1024,
-    vocab_size=200058, eos_token_id=200006, num_attention_heads=24, swa_num_attention_heads=24,
-    swa_num_key_value_heads=8, swa_head_dim=128, d_rel=16, rel_extent=1024,
-    log_scaling_n_floor=8192, log_scaling_alpha=0.1, conv_kernel_size=4, route_scale=8.0,
-    qk_l2_clip_threshold=22.627416997969522, rel_l2_clip_threshold=8.0,
-    n_layers_per_attn_res_block=6, mlp_gate_softcap=4.0, mlp_up_softcap=25.0,
-    final_logit_softcapping=30.0,
-)  # fmt: skip
 
+_TOKENS: Final = {"vocab_size": 200058, "eos_token_id": 200006}
 FAMILIES = (
     Family(
         name="Inkling2LoopForCausalLM",
@@ -294,17 +284,13 @@ FAMILIES = (
         model_type="inkling2_loop_text",
         nested=("Inkling2LoopForConditionalGeneration",),
         rules=(*_RULES, *_OF_LOOPS),
-        defaults=usual(
-            _DEFAULTS,
-            hidden_size=2304,
-            num_hidden_layers=24,
-            intermediate_size=1152,
-            loop_layer_index_start=6,
-            loop_layer_index_end=18,
-            loop_num_passes=3,
-            loop_gate_rank=64,
-            loop_config=None,
-        ),
+        defaults={
+            **_TOKENS,
+            "num_attention_heads": 24,
+            "hidden_size": 2304,
+            "num_hidden_layers": 24,
+            "intermediate_size": 1152,
+        },
         adjust=_loop,
         **_COMMON,
     ),
@@ -314,16 +300,13 @@ FAMILIES = (
         model_type="inkling2_text",
         nested=("Inkling2ForConditionalGeneration",),
         rules=_RULES,
-        defaults=usual(
-            _DEFAULTS,
-            hidden_size=4608,
-            num_hidden_layers=48,
-            intermediate_size=2304,
-            experts=(384, 8),
-            num_attention_heads=48,
-            swa_num_attention_heads=48,
-            log_scaling_n_floor=128000,
-        ),
+        defaults={
+            **_TOKENS,
+            "num_attention_heads": 48,
+            "hidden_size": 4608,
+            "num_hidden_layers": 48,
+            "intermediate_size": 2304,
+        },
         adjust=_adjust,
         **_COMMON,
     ),

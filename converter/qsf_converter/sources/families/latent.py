@@ -19,11 +19,11 @@ from qsf.errors import QsfConversionError, shown
 from qsf.file import kinds
 from qsf.file.layout import MAX_DIM, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYER_EXPERTS, Positions, padded
 from qsf_converter.sources.families import rules as r
-from qsf_converter.sources.families.config import MAX_LAYERS, Config
-from qsf_converter.sources.families.delta import LINEAR
-from qsf_converter.sources.families.experts import EXPERT_DEFAULTS, RENAMES, SELECTED, grouped
-from qsf_converter.sources.families.family import FULL, Draft, Family, usual
-from qsf_converter.sources.families.gguf import Fields, Gguf, Shapes, only_sigmoid, own_layers
+from qsf_converter.sources.families.config import Config
+from qsf_converter.sources.families.delta import LINEAR, attention_every
+from qsf_converter.sources.families.experts import RENAMES, SELECTED, grouped
+from qsf_converter.sources.families.family import FULL, Draft, Family
+from qsf_converter.sources.families.gguf import SIGMOID, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import ATTN, DENSE, Rules, T, Where, linear, pre_norms
 
@@ -185,18 +185,6 @@ def _minicpm3(draft: Draft) -> None:
 
 
 _RENAMES: Final = {**RENAMES, "head_dim": "qk_rope_head_dim"}
-LATENT_DEFAULTS: Final = usual(
-    EXPERT_DEFAULTS,
-    kv_lora_rank=512,
-    q_lora_rank=1536,
-    qk_nope_head_dim=128,
-    head=64,
-    v_head_dim=128,
-    n_group=1,
-    topk_group=1,
-    routed_scaling_factor=1.0,
-    n_shared_experts=1,
-)
 _NEUTRAL: Final[dict[str, Any]] = {
     # sizes that transformers derives from others
     "head_dim": range(MAX_HEAD_DIM + 1),
@@ -243,7 +231,7 @@ def _gguf_sizes(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> di
 
 def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """Choose the family by its experts: none, a sigmoid with a selection bias, or others."""
-    keys = {**_gguf_sizes(fields, shapes, config), "num_hidden_layers": own_layers(fields, config)}
+    keys = _gguf_sizes(fields, shapes, config)
     if not fields.get("expert_count"):
         return {**keys, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
     has_bias = any("exp_probs_b" in name for name in shapes)
@@ -254,25 +242,21 @@ def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -
             f" {'with' if has_bias else 'without'} a selection bias"
         )
     groups = {key: config.get(key) or 1 for key in ("n_group", "topk_group")}
-    keys |= {**groups, "norm_topk_prob": fields.get("expert_weights_norm", False)}
+    keys |= groups
     if has_bias:
         return {**keys, "architectures": ["DeepseekV3ForCausalLM"]}
     by_groups = groups["n_group"] != 1
     return {**keys, "topk_method": "group_limited_greedy" if by_groups else "greedy"}
 
 
-def _gguf_mistral4(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
-    is_by_sum = fields.get("expert_weights_norm", False)
-    return {**_gguf_sizes(fields, shapes, config), "norm_topk_prob": is_by_sum}
-
-
 GGUF_LATENT: Final = Gguf(
     needs=("kv_lora_rank",),
     without=("num_key_value_heads", "head_dim"),
-    reads=("attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
-           "nextn_predict_layers", "expert_gating_func", "expert_weights_norm", "expert_count"),
+    ignores=("attention.key_length_mla", "attention.value_length_mla", "expert_gating_func"),
 )  # fmt: skip
-GGUF_ROUTED: Final = replace(GGUF_LATENT, may=_OF_ROUTED)
+GGUF_ROUTED: Final = replace(
+    GGUF_LATENT, may=(*_OF_ROUTED, "norm_topk_prob"), constants={"norm_topk_prob": False}
+)
 # Older files have one matrix that makes keys and values from the latent, newer ones two.
 _DEEPSEEK2: Final = replace(
     GGUF_ROUTED,
@@ -284,130 +268,7 @@ _DEEPSEEK2: Final = replace(
 )
 
 
-_LATENT_FAMILIES = (
-    _family(
-        name="DeepseekV2ForCausalLM",
-        title="DeepSeek V2 (Lite, Coder)",
-        gguf=_DEEPSEEK2,
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
-        layouts=_layouts(r.LAYOUTS),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            2048,
-            experts=(64,),
-            moe_intermediate_size=1407,
-            n_shared_experts=2,
-            first_k_dense_replace=0,
-            topk_method="greedy",
-        ),
-        neutral={
-            **_NEUTRAL,
-            **_ROUTED,
-            "scoring_func": "softmax",
-            "topk_method": ("greedy", "group_limited_greedy"),
-            "n_group": range(MAX_LAYER_EXPERTS),
-            "topk_group": range(MAX_LAYER_EXPERTS),
-        },
-        adjust=_v2,
-    ),
-    _family(
-        name="DeepseekV3ForCausalLM",
-        title="DeepSeek V3, R1, Kimi K2; K2.5, text",
-        nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
-        layouts=_layouts(SELECTED),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            4096,
-            experts=(256, 8, 2048),
-            first_k_dense_replace=3,
-            routed_scaling_factor=2.5,
-            n_group=8,
-            topk_group=4,
-            norm_topk_prob=True,
-        ),
-        neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
-        adjust=latent_moe,
-    ),
-    _family(
-        name="Glm4MoeLiteForCausalLM",
-        title="GLM-4.7-Flash",
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
-        layouts=_layouts(SELECTED),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            202752,
-            1e-5,
-            q_lora_rank=768,
-            qk_nope_head_dim=192,
-            v_head_dim=256,
-            experts=(64, 4, 1536),
-            first_k_dense_replace=1,
-            routed_scaling_factor=1.8,
-            norm_topk_prob=True,
-        ),
-        neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
-        adjust=latent_moe,
-    ),
-    _family(
-        name="Mistral4ForCausalLM",
-        title="Mistral Small 4, text",
-        gguf=replace(
-            _DEEPSEEK2, layouts=(-1, None), more=_gguf_mistral4, others=(), name="mistral4"
-        ),
-        nested=("Mistral3ForConditionalGeneration",),
-        left_out=("vision_tower.", "multi_modal_projector."),
-        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
-        layouts=(
-            *_layouts(r.LAYOUTS),
-            (*SPLIT, *r.LAYOUTS[1]),
-        ),  # GGUF files have gate and up in one
-        defaults=usual(
-            LATENT_DEFAULTS,
-            1048576,
-            kv_lora_rank=256,
-            q_lora_rank=1024,
-            qk_nope_head_dim=64,
-            experts=(128, 4, 2048),
-            first_k_dense_replace=0,
-            norm_topk_prob=True,
-        ),
-        adjust=_mistral4,
-    ),
-    _family(
-        name="YoutuForCausalLM",
-        title="Youtu-LLM",
-        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
-        layouts=(FUSED, SPLIT),
-        defaults=usual(LATENT_DEFAULTS, 131072, tied=True),
-        adjust=latent,
-    ),
-    _family(
-        name="MiniCPM3ForCausalLM",
-        title="MiniCPM3",
-        gguf=replace(GGUF_LATENT, more=_gguf_sizes, name="minicpm3"),
-        model_type="minicpm3",
-        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
-        layouts=(FUSED,),
-        defaults=usual(
-            LATENT_DEFAULTS,
-            32768,
-            1e-5,
-            tied=True,
-            kv_lora_rank=256,
-            q_lora_rank=768,
-            qk_nope_head_dim=64,
-            head=32,
-            v_head_dim=64,
-            scale_emb=12,
-            scale_depth=1.4,
-            dim_model_base=256,
-        ),
-        adjust=_minicpm3,
-        is_interleaved=False,
-    ),
-)
-
+# ---- layers of KDA: Kimi Linear, Ling 3 ----
 
 _DELTA: Final[dict[str, Any]] = {"where": Where.DELTA}
 _MATRICES: Final = (
@@ -520,13 +381,6 @@ def _set_kda(draft: Draft, n_heads: int, dim: int, n_taps: int, **more: Any) -> 
     draft.set_type(LINEAR, **kda)
 
 
-def _ling_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
-    """Latent attention in the last layer of each group."""
-    types = config.of_layers("layer_types", n_layers, (FULL, LINEAR))
-    n = config.count("layer_group_size", MAX_LAYERS)
-    return 0, types or [LINEAR if (i + 1) % n else FULL for i in range(n_layers)]
-
-
 # Keys of published files; with other values their own code computes something else.
 _OF_LING: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("linear_silu", "no_kda_lora", "use_qk_norm", "moe_router_enable_expert_bias",
@@ -604,7 +458,7 @@ _KIMI_RENAMES: Mapping[str, str] = {
 def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     """The layers with KDA have rates of decay; the heads are those of beta."""
     n_keys, n_values = (fields.get(f"attention.{name}_length_mla") for name in ("key", "value"))
-    n_rope, n_layers = fields.get("rope.dimension_count"), own_layers(fields, config)
+    n_rope, n_layers = fields.get("rope.dimension_count"), config["num_hidden_layers"]
     if type(n_keys) is not int or type(n_rope) is not int:
         raise QsfConversionError(
             f"its heads of {shown(n_keys)} dimensions have {shown(n_rope)} of the rotated part"
@@ -612,13 +466,11 @@ def _gguf(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -> dict[str
     is_kda = [f"blk.{i}.ssm_a" in shapes for i in range(n_layers)]
     beta = shapes.get(f"blk.{is_kda.index(True) if any(is_kda) else 0}.ssm_beta.weight", (0,))
     return {
-        **only_sigmoid(fields, shapes, config),
         "qk_rope_head_dim": n_rope,
         "qk_nope_head_dim": n_keys - n_rope,
         "v_head_dim": n_values,
         "q_lora_rank": fields.get("attention.q_lora_rank"),
         "linear_num_heads": beta[0],
-        "norm_topk_prob": fields.get("expert_weights_norm", True),
         "layer_types": [LINEAR if kda else FULL for kda in is_kda],
     }
 
@@ -628,12 +480,81 @@ _GGUF: Final = replace(
     name="kimi-linear",
     needs=("kv_lora_rank", "linear_head_dim", "linear_conv_kernel_dim"),
     keys={"linear_head_dim": "kda.head_dim"},
+    constants={"norm_topk_prob": True},
     lists=("attention.head_count_kv",),
+    neutral=SIGMOID,
     more=_gguf,
 )
 
 
-_KIMI_FAMILIES = (
+FAMILIES = (
+    _family(
+        name="DeepseekV2ForCausalLM",
+        title="DeepSeek V2 (Lite, Coder)",
+        gguf=_DEEPSEEK2,
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=_layouts(r.LAYOUTS),
+        defaults={"n_group": 1, "topk_group": 1},
+        neutral={
+            **_NEUTRAL,
+            **_ROUTED,
+            "scoring_func": "softmax",
+            "topk_method": ("greedy", "group_limited_greedy"),
+            "n_group": range(MAX_LAYER_EXPERTS),
+            "topk_group": range(MAX_LAYER_EXPERTS),
+        },
+        adjust=_v2,
+    ),
+    _family(
+        name="DeepseekV3ForCausalLM",
+        title="DeepSeek V3, R1, Kimi K2; K2.5, text",
+        nested=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
+        layouts=_layouts(SELECTED),
+        neutral={**_NEUTRAL, **_ROUTED, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
+        adjust=latent_moe,
+    ),
+    _family(
+        name="Glm4MoeLiteForCausalLM",
+        title="GLM-4.7-Flash",
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS, *r.mtp_rules()),
+        layouts=_layouts(SELECTED),
+        defaults={"first_k_dense_replace": 1},
+        neutral={**_NEUTRAL, "topk_method": "noaux_tc"},
+        adjust=latent_moe,
+    ),
+    _family(
+        name="Mistral4ForCausalLM",
+        title="Mistral Small 4, text",
+        gguf=replace(_DEEPSEEK2, layouts=(-1, None), more=_gguf_sizes, others=(), name="mistral4"),
+        nested=("Mistral3ForConditionalGeneration",),
+        left_out=("vision_tower.", "multi_modal_projector."),
+        rules=(*pre_norms(), *LATENT, *DENSE, r.ROUTER, *r.SHARED, *r.ENDS),
+        layouts=(
+            *_layouts(r.LAYOUTS),
+            (*SPLIT, *r.LAYOUTS[1]),
+        ),  # GGUF files have gate and up in one
+        defaults={"rope_parameters": None},
+        adjust=_mistral4,
+    ),
+    _family(
+        name="YoutuForCausalLM",
+        title="Youtu-LLM",
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ENDS),
+        layouts=(FUSED, SPLIT),
+        adjust=latent,
+    ),
+    _family(
+        name="MiniCPM3ForCausalLM",
+        title="MiniCPM3",
+        gguf=replace(GGUF_LATENT, more=_gguf_sizes, name="minicpm3"),
+        model_type="minicpm3",
+        rules=(*pre_norms(), *LATENT, *r.gated(), *r.ends("embed_tokens", "norm", scale="logits")),
+        layouts=(FUSED,),
+        defaults={"v_head_dim": 64},
+        adjust=_minicpm3,
+        is_interleaved=False,
+    ),
     Family(
         name="KimiLinearForCausalLM",
         title="Kimi Linear (48B-A3B)",
@@ -642,19 +563,7 @@ _KIMI_FAMILIES = (
         rules=(*pre_norms(), *_of_attention(_LATENT), *_KDA, *r.ENDS),
         layouts=_LAYOUTS,
         renames=_KIMI_RENAMES,
-        defaults=usual(
-            LATENT_DEFAULTS,
-            1048576,
-            1e-5,
-            q_lora_rank=None,
-            experts=(256, 8, 1024),
-            first_k_dense_replace=1,
-            norm_topk_prob=True,
-            routed_scaling_factor=2.446,
-            linear_head_dim=128,
-            linear_num_heads=32,
-            linear_conv_kernel_dim=4,
-        ),
+        defaults={"num_experts": 256, "first_k_dense_replace": 1},
         windows=_layer_types,
         adjust=_kimi,
         neutral={
@@ -679,24 +588,8 @@ _KIMI_FAMILIES = (
         ),
         layouts=r.LAYOUTS[:2],  # there is no GGUF form
         renames={**_KIMI_RENAMES, "kda_dim": "head_dim"},
-        defaults=usual(
-            LATENT_DEFAULTS,
-            262144,
-            q_lora_rank=None,
-            experts=(512, 8, 768),
-            first_k_dense_replace=2,
-            n_group=8,
-            topk_group=4,
-            norm_topk_prob=True,
-            routed_scaling_factor=2.5,
-            theta=6000000.0,
-            kda_dim=128,
-            short_conv_kernel_size=4,
-            layer_group_size=6,
-            kda_safe_gate=True,
-            kda_lower_bound=-5.0,
-        ),
-        windows=_ling_types,
+        defaults={"num_experts": 512},
+        windows=functools.partial(attention_every, key="layer_group_size"),
         rope_parameters=rope_of_latent,
         adjust=_ling,
         neutral=_OF_LING,
@@ -705,6 +598,3 @@ _KIMI_FAMILIES = (
         "|pregate_.*",
     ),
 )
-
-
-FAMILIES = (*_LATENT_FAMILIES, *_KIMI_FAMILIES)

@@ -13,7 +13,7 @@ from qsf.file.layout import Activation, Architecture
 from qsf_converter.sources.families import family, gguf
 from qsf_converter.sources.families import rules as r
 from qsf_converter.sources.families.config import MAX_LAYERS, Config
-from qsf_converter.sources.families.family import DEFAULTS, Draft, Family, usual, window_of_all
+from qsf_converter.sources.families.family import Draft, Family, window_of_all
 from qsf_converter.sources.families.gguf import VISION_KEYS, Fields, Gguf, Shapes, layer_types
 from qsf_converter.sources.families.positions import parameters_of
 from qsf_converter.sources.families.rules import AT, ENDS, LLAMA_RULES, T, gated, norm, pre_norms
@@ -27,9 +27,6 @@ def post_norms() -> r.Rules:
         *norm(T.POST_ATTN_NORM, f"{AT}post_attention_layernorm"),
         *norm(T.POST_FFN_NORM, f"{AT}post_feedforward_layernorm"),
     )
-
-
-# ---- windows ----
 
 
 # ---- special cases ----
@@ -46,8 +43,7 @@ def _smollm3(draft: Draft) -> None:
 
 def _exaone4(draft: Draft) -> None:
     if draft.config.get("sliding_window") is not None:
-        types = draft.layer_types
-        draft.unrotate([i for i, type_ in enumerate(types) if type_ == family.FULL])
+        draft.unrotate_full()
 
 
 def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
@@ -57,30 +53,8 @@ def _rope_of_olmo3(config: Config, layer_type: str) -> Config:
     return parameters_of(config, layer_type)
 
 
-LLAMA3_OF_CWM: Mapping[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "high_freq_factor": 4.0,
-    "low_freq_factor": 1.0,
-    "original_max_position_embeddings": 8192,
-}
-_YARN_OF_MINISTRAL: Mapping[str, Any] = {
-    "rope_type": "yarn",
-    "rope_theta": 1000000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
-
 _QWEN2_RULES = (*pre_norms(), *r.qkv(bias="always"), *r.out(), *gated(), *ENDS)
 _QWEN3_RULES = (*pre_norms(), *r.ATTENTION, *r.qk_norms(), *gated(), *ENDS)
-_QWEN_DEFAULTS = usual(DEFAULTS, 32768, window=4096, max_window_layers=28)
-_OLMO_DEFAULTS = usual(DEFAULTS, 2048, 1e-5)
 _OLMO_RULES = (*post_norms(), *r.ATTENTION, *r.qk_norms("q", "kv"), *gated(), *ENDS)
 # ---- GGUF files ----
 
@@ -99,250 +73,6 @@ def _gguf_olmo(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> di
 
 def _gguf_exaone4(fields: Fields, _shapes: Shapes, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window": config.get("sliding_window"), **layer_types(fields, config, 4)}
-
-
-_LLAMA_FAMILIES = (
-    Family(
-        name="LlamaForCausalLM",
-        title="LLaMA 2, 3; SmolLM2; all with its blocks",
-        gguf=Gguf(
-            "llama",
-            may=("sliding_window",),
-            is_permuted=True,
-            more=_gguf_llama,
-            reads=("expert_count",),
-            others=("MistralForCausalLM", "MixtralForCausalLM"),
-        ),
-        architecture=Architecture.LLAMA,
-        rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 2048),
-    ),
-    Family(
-        name="MistralForCausalLM",
-        title="Mistral, Mistral-Small 3",
-        architecture=Architecture.MISTRAL,
-        rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 131072, kv_heads=8, window=4096),
-        windows=window_of_all,
-        nested=("Mistral3ForConditionalGeneration",),
-    ),
-    Family(
-        name="Ministral3ForCausalLM",
-        title="Ministral 3",
-        gguf=Gguf("mistral3", is_permuted=True),
-        rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS, 262144, 1e-5, kv_heads=8, window=None, rope_parameters=_YARN_OF_MINISTRAL
-        ),
-        windows=window_of_all,
-        nested=("Mistral3ForConditionalGeneration",),
-    ),
-    Family(
-        name="Qwen2ForCausalLM",
-        title="Qwen 2, 2.5",
-        gguf=Gguf("qwen2"),
-        rules=_QWEN2_RULES,
-        defaults=_QWEN_DEFAULTS,
-        windows=family.window_when_switched,
-    ),
-    Family(
-        name="Qwen2_5_VLTextForCausalLM",
-        title="Qwen 2 VL, 2.5 VL (2B to 72B), text",
-        model_type="qwen2_5_vl_text",
-        gguf=Gguf("qwen2vl", reads=VISION_KEYS),
-        nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
-        rules=_QWEN2_RULES,
-        defaults=usual(
-            _QWEN_DEFAULTS, norm_epsilon=1e-5, kv_heads=8, theta=1000000.0, max_window_layers=80
-        ),
-        windows=family.window_when_switched,
-    ),
-    Family(
-        name="Qwen3ForCausalLM",
-        title="Qwen 3",
-        gguf=Gguf("qwen3"),
-        rules=_QWEN3_RULES,
-        defaults=usual(_QWEN_DEFAULTS, head=128),
-        windows=family.window_when_switched,
-    ),
-    Family(
-        name="Qwen3VLTextForCausalLM",
-        title="Qwen 3 VL (2B to 32B), text",
-        model_type="qwen3_vl_text",
-        gguf=Gguf("qwen3vl", reads=VISION_KEYS),
-        nested=("Qwen3VLForConditionalGeneration",),
-        rules=_QWEN3_RULES,
-        defaults=usual(DEFAULTS, 128000, kv_heads=32, head=128, theta=500000.0),
-    ),
-    Family(
-        name="Phi3ForCausalLM",
-        title="Phi-3, 3.5, 4, 4-mini",
-        has_partial_rope=True,
-        gguf=Gguf("phi3", may=("sliding_window",)),
-        architecture=Architecture.PHI,
-        rules=(
-            *pre_norms(),
-            *r.fused({T.Q: None, T.K: None, T.V: None}, f"{r.ATTN}qkv_proj", ("q", "kv", "kv")),
-            *r.out(),
-            *r.gated_fused(),
-            *ENDS,
-        ),
-        defaults=usual(DEFAULTS, 4096, 1e-5, window=None),
-        windows=window_of_all,
-    ),
-    Family(
-        name="SmolLM3ForCausalLM",
-        title="SmolLM3",
-        model_type="smollm3",
-        gguf=Gguf("smollm3", is_permuted=True),
-        rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS,
-            32768,
-            kv_heads=4,
-            tied=True,
-            theta=2000000.0,
-            no_rope_layer_interval=4,
-            window=None,
-        ),
-        adjust=_smollm3,
-    ),
-    Family(
-        name="Olmo2ForCausalLM",
-        title="OLMo 2",
-        gguf=Gguf("olmo2", may=("sliding_window",), more=_gguf_olmo, others=("Olmo3ForCausalLM",)),
-        rules=_OLMO_RULES,
-        defaults=_OLMO_DEFAULTS,
-    ),
-    Family(
-        name="Olmo3ForCausalLM",
-        title="OLMo 3",
-        rules=_OLMO_RULES,
-        defaults=usual(_OLMO_DEFAULTS, theta=500000.0, window=4096, sliding_window_pattern=4),
-        windows=family.window_but_every,
-        rope_parameters=_rope_of_olmo3,
-    ),
-    Family(
-        name="Exaone4ForCausalLM",
-        title="EXAONE 4; 4.5, text",
-        gguf=Gguf("exaone4", may=("sliding_window",), more=_gguf_exaone4),
-        nested=("Exaone4_5_ForConditionalGeneration",),
-        left_out=(*family.SENSES, "mtp."),
-        rules=(*post_norms(), *r.attention(), *r.qk_norms(), *gated(), *ENDS),
-        defaults=usual(DEFAULTS, 2048, 1e-5, kv_heads=32, window=4096, sliding_window_pattern=4),
-        windows=family.window_but_every,
-        adjust=_exaone4,
-    ),
-    Family(
-        name="SeedOssForCausalLM",
-        title="Seed-OSS",
-        gguf=Gguf("seed_oss"),
-        rules=(
-            *pre_norms(),
-            *r.qkv(bias="attention_bias"),
-            *r.out(bias="attention_out_bias"),
-            *gated(bias="mlp_bias"),
-            *ENDS,
-        ),
-        defaults=usual(DEFAULTS, 524288, kv_heads=8, head=128),
-        flags={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
-    ),
-    Family(
-        name="Ernie4_5ForCausalLM",
-        title="ERNIE 4.5",
-        gguf=Gguf("ernie4_5"),
-        is_interleaved=True,
-        rules=(*pre_norms(), *r.attention(bias="use_bias"), *gated(bias="use_bias"), *ENDS),
-        defaults=usual(DEFAULTS, 131072, 1e-5, tied=True, kv_heads=2, head=128, theta=500000.0),
-        flags={"use_bias": False},
-    ),
-    Family(
-        name="CwmForCausalLM",
-        title="CWM",
-        rules=LLAMA_RULES,
-        defaults=usual(
-            DEFAULTS, 131072, 1e-5, kv_heads=8, head=128, rope_parameters=LLAMA3_OF_CWM, window=8192
-        ),
-        windows=family.window_but_first_of_four,
-    ),
-    Family(
-        name="HeliumForCausalLM",
-        title="Helium",
-        is_interleaved=True,
-        rules=LLAMA_RULES,
-        defaults=usual(DEFAULTS, 4096, 1e-8, head=128, theta=100000.0),
-    ),
-    Family(
-        name="InternLM3ForCausalLM",
-        title="InternLM 3",
-        model_type="internlm3",
-        rules=(
-            *pre_norms(),
-            *r.qkv(bias="qkv_bias"),
-            *r.out(bias="bias"),
-            *gated(bias="bias"),
-            *ENDS,
-        ),
-        defaults=usual(DEFAULTS, 32768, 1e-5, kv_heads=2, head=128),
-        flags={"qkv_bias": False, "bias": False},
-    ),
-    *(
-        Family(
-            name=f"{name}ForCausalLM",
-            title=title,
-            model_type=name.lower(),
-            gguf=Gguf(arch),
-            is_interleaved=True,
-            has_partial_rope=True,
-            rules=(
-                *pre_norms(),
-                *more,
-                *r.qkv(bias="attention_bias"),
-                *r.out(),
-                *r.gated_fused(),
-                *ENDS,
-            ),
-            defaults=usual(
-                DEFAULTS, 131072, 1.5625e-07, kv_heads=2, head=128, partial_rotary_factor=0.5
-            ),
-            flags={"attention_bias": True},
-        )
-        for name, title, arch, more in (
-            ("Glm", "GLM-4-9B", "chatglm", ()),
-            (
-                "Glm4",
-                "GLM-4-0414",
-                "glm4",
-                (
-                    *norm(T.POST_ATTN_NORM, f"{AT}post_self_attn_layernorm"),
-                    *norm(T.POST_FFN_NORM, f"{AT}post_mlp_layernorm"),
-                ),
-            ),
-        )
-    ),
-    Family(
-        name="BitNetForCausalLM",
-        title="BitNet b1.58",
-        model_type="bitnet",
-        gguf=Gguf(
-            "bitnet",
-            may=("hidden_act",),
-            keys={"hidden_act": "hidden_activation"},
-            more=lambda _fields, _shapes, config: {"hidden_act": config.get("hidden_act", "silu")},
-            # Of bitnet.cpp.
-            also=tuple(Gguf(name, named_as="bitnet") for name in ("bitnet-b1.58", "bitnet-25")),
-        ),
-        rules=(
-            *pre_norms(),
-            *r.ATTENTION,
-            *norm(T.ATTN_SUB_NORM, f"{r.ATTN}attn_sub_norm"),
-            *norm(T.FFN_SUB_NORM, f"{r.MLP}ffn_sub_norm", "ffn"),
-            *gated(),
-            *ENDS,
-        ),
-        defaults=usual(DEFAULTS, 2048, 1e-5, hidden_act="relu2", kv_heads=5, theta=500000.0),
-    ),
-)
 
 
 def _softplus(x: float) -> float:
@@ -384,7 +114,214 @@ _XIELU = ("alpha_p", "alpha_n", "beta")
 _KEYS = {f"xielu_{name}": f"xielu.{name}" for name in _XIELU}
 
 
-_APERTUS_FAMILIES = (
+FAMILIES = (
+    Family(
+        name="LlamaForCausalLM",
+        title="LLaMA 2, 3; SmolLM2; all with its blocks",
+        gguf=Gguf(
+            "llama",
+            may=("sliding_window",),
+            is_permuted=True,
+            more=_gguf_llama,
+            others=("MistralForCausalLM", "MixtralForCausalLM"),
+        ),
+        architecture=Architecture.LLAMA,
+        rules=LLAMA_RULES,
+    ),
+    Family(
+        name="MistralForCausalLM",
+        title="Mistral, Mistral-Small 3",
+        architecture=Architecture.MISTRAL,
+        rules=LLAMA_RULES,
+        windows=window_of_all,
+        nested=("Mistral3ForConditionalGeneration",),
+    ),
+    Family(
+        name="Ministral3ForCausalLM",
+        title="Ministral 3",
+        gguf=Gguf("mistral3", is_permuted=True),
+        rules=LLAMA_RULES,
+        windows=window_of_all,
+        nested=("Mistral3ForConditionalGeneration",),
+    ),
+    Family(
+        name="Qwen2ForCausalLM",
+        title="Qwen 2, 2.5",
+        gguf=Gguf("qwen2"),
+        rules=_QWEN2_RULES,
+        windows=family.window_when_switched,
+    ),
+    Family(
+        name="Qwen2_5_VLTextForCausalLM",
+        title="Qwen 2 VL, 2.5 VL (2B to 72B), text",
+        model_type="qwen2_5_vl_text",
+        gguf=Gguf("qwen2vl", ignores=VISION_KEYS),
+        nested=("Qwen2_5_VLForConditionalGeneration", "Qwen2VLForConditionalGeneration"),
+        rules=_QWEN2_RULES,
+        windows=family.window_when_switched,
+    ),
+    Family(
+        name="Qwen3ForCausalLM",
+        title="Qwen 3",
+        gguf=Gguf("qwen3"),
+        rules=_QWEN3_RULES,
+        windows=family.window_when_switched,
+    ),
+    Family(
+        name="Qwen3VLTextForCausalLM",
+        title="Qwen 3 VL (2B to 32B), text",
+        model_type="qwen3_vl_text",
+        gguf=Gguf("qwen3vl", ignores=VISION_KEYS),
+        nested=("Qwen3VLForConditionalGeneration",),
+        rules=_QWEN3_RULES,
+        defaults={"num_key_value_heads": 32},
+    ),
+    Family(
+        name="Phi3ForCausalLM",
+        title="Phi-3, 3.5, 4, 4-mini",
+        has_partial_rope=True,
+        gguf=Gguf("phi3", may=("sliding_window",)),
+        architecture=Architecture.PHI,
+        rules=(
+            *pre_norms(),
+            *r.fused({T.Q: None, T.K: None, T.V: None}, f"{r.ATTN}qkv_proj", ("q", "kv", "kv")),
+            *r.out(),
+            *r.gated_fused(),
+            *ENDS,
+        ),
+        windows=window_of_all,
+    ),
+    Family(
+        name="SmolLM3ForCausalLM",
+        title="SmolLM3",
+        model_type="smollm3",
+        gguf=Gguf("smollm3", is_permuted=True),
+        rules=LLAMA_RULES,
+        adjust=_smollm3,
+    ),
+    Family(
+        name="Olmo2ForCausalLM",
+        title="OLMo 2",
+        gguf=Gguf("olmo2", may=("sliding_window",), more=_gguf_olmo, others=("Olmo3ForCausalLM",)),
+        rules=_OLMO_RULES,
+    ),
+    Family(
+        name="Olmo3ForCausalLM",
+        title="OLMo 3",
+        rules=_OLMO_RULES,
+        defaults={"rope_theta": 500000.0, "sliding_window_pattern": 4},
+        windows=family.window_but_every,
+        rope_parameters=_rope_of_olmo3,
+    ),
+    Family(
+        name="Exaone4ForCausalLM",
+        title="EXAONE 4; 4.5, text",
+        gguf=Gguf("exaone4", may=("sliding_window",), more=_gguf_exaone4),
+        nested=("Exaone4_5_ForConditionalGeneration",),
+        left_out=(*family.SENSES, "mtp."),
+        rules=(*post_norms(), *r.attention(), *r.qk_norms(), *gated(), *ENDS),
+        defaults={"num_key_value_heads": 32},
+        windows=family.window_but_every,
+        adjust=_exaone4,
+    ),
+    Family(
+        name="SeedOssForCausalLM",
+        title="Seed-OSS",
+        gguf=Gguf("seed_oss"),
+        rules=(
+            *pre_norms(),
+            *r.qkv(bias="attention_bias"),
+            *r.out(bias="attention_out_bias"),
+            *gated(bias="mlp_bias"),
+            *ENDS,
+        ),
+        flags={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+    ),
+    Family(
+        name="Ernie4_5ForCausalLM",
+        title="ERNIE 4.5",
+        gguf=Gguf("ernie4_5"),
+        is_interleaved=True,
+        rules=(*pre_norms(), *r.attention(bias="use_bias"), *gated(bias="use_bias"), *ENDS),
+        flags={"use_bias": False},
+    ),
+    Family(
+        name="CwmForCausalLM",
+        title="CWM",
+        rules=LLAMA_RULES,
+        windows=family.window_but_first_of_four,
+    ),
+    Family(
+        name="HeliumForCausalLM",
+        title="Helium",
+        is_interleaved=True,
+        rules=LLAMA_RULES,
+    ),
+    Family(
+        name="InternLM3ForCausalLM",
+        title="InternLM 3",
+        model_type="internlm3",
+        rules=(
+            *pre_norms(),
+            *r.qkv(bias="qkv_bias"),
+            *r.out(bias="bias"),
+            *gated(bias="bias"),
+            *ENDS,
+        ),
+        flags={"qkv_bias": False, "bias": False},
+    ),
+    *(
+        Family(
+            name=f"{name}ForCausalLM",
+            title=title,
+            model_type=name.lower(),
+            gguf=Gguf(arch),
+            is_interleaved=True,
+            has_partial_rope=True,
+            rules=(
+                *pre_norms(),
+                *more,
+                *r.qkv(bias="attention_bias"),
+                *r.out(),
+                *r.gated_fused(),
+                *ENDS,
+            ),
+            flags={"attention_bias": True},
+        )
+        for name, title, arch, more in (
+            ("Glm", "GLM-4-9B", "chatglm", ()),
+            (
+                "Glm4",
+                "GLM-4-0414",
+                "glm4",
+                (
+                    *norm(T.POST_ATTN_NORM, f"{AT}post_self_attn_layernorm"),
+                    *norm(T.POST_FFN_NORM, f"{AT}post_mlp_layernorm"),
+                ),
+            ),
+        )
+    ),
+    Family(
+        name="BitNetForCausalLM",
+        title="BitNet b1.58",
+        model_type="bitnet",
+        gguf=Gguf(
+            "bitnet",
+            may=("hidden_act",),
+            keys={"hidden_act": "hidden_activation"},
+            constants={"hidden_act": "silu"},
+            # Of bitnet.cpp.
+            also=tuple(Gguf(name, named_as="bitnet") for name in ("bitnet-b1.58", "bitnet-25")),
+        ),
+        rules=(
+            *pre_norms(),
+            *r.ATTENTION,
+            *norm(T.ATTN_SUB_NORM, f"{r.ATTN}attn_sub_norm"),
+            *norm(T.FFN_SUB_NORM, f"{r.MLP}ffn_sub_norm", "ffn"),
+            *gated(),
+            *ENDS,
+        ),
+    ),
     Family(
         name="ApertusForCausalLM",
         title="Apertus (8B, 70B)",
@@ -393,7 +330,7 @@ _APERTUS_FAMILIES = (
             may=tuple(_KEYS),
             keys=_KEYS,
             lists=tuple(_KEYS.values()),
-            reads=("xielu.eps",),
+            ignores=("xielu.eps",),
         ),
         activation=Activation.SILU,  # KIND has xIELU
         rules=(
@@ -411,17 +348,7 @@ _APERTUS_FAMILIES = (
             "act_fn.eps",
         ),
         scalars={f"xielu_{name}": f"{r.MLP}act_fn.{name}" for name in _XIELU},
-        defaults=usual(
-            DEFAULTS,
-            65536,
-            1e-5,
-            hidden_act="xielu",
-            rope_parameters={**LLAMA3_OF_CWM, "rope_theta": 12000000.0, "factor": 8.0},
-        ),
         neutral={"qk_norm": True},
         adjust=_apertus,
     ),
 )
-
-
-FAMILIES = (*_LLAMA_FAMILIES, *_APERTUS_FAMILIES)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from qsf.file.kinds import Ffn, LayerKind, Mixer
-from qsf.file.layout import TensorType
+from qsf.file.layout import LAYER_TENSORS, TensorType
 
 T = TensorType
 
@@ -33,50 +33,36 @@ class Place(enum.Enum):
 
 
 class Where(enum.Enum):
-    """The layers that have a tensor."""
+    """The layers that have a tensor: by their kind."""
 
-    EVERYWHERE = enum.auto()
-    DENSE = enum.auto()  # those with an FFN and without experts
-    ROUTED = enum.auto()
-    ATTENTION = enum.auto()
-    SHORT_CONV = enum.auto()
-    DELTA = enum.auto()
-    SSD = enum.auto()
-    MIXED = enum.auto()  # those with a mixer
-    FED = enum.auto()  # those with an FFN or experts
-    WINDOWED = enum.auto()  # attention with a window
-    UNLIMITED = enum.auto()  # attention without
-    KEYS = enum.auto()  # those with keys and values of their own
-    SHARED_KEYS = enum.auto()  # those that read the keys of another layer
-    WINDOWED_KEYS = enum.auto()  # both of WINDOWED and of KEYS
-    UNLIMITED_KEYS = enum.auto()  # both of UNLIMITED and of KEYS
-    MTP = enum.auto()  # the MTP head
-    LOOPED = enum.auto()  # those that run several times
-    OWN_VALUES = enum.auto()  # UNLIMITED_KEYS, with values that are not the keys
+    EVERYWHERE = (lambda kind: True,)
+    DENSE = (lambda kind: kind.n_experts == 0 and kind.ffn != Ffn.NONE,)
+    ROUTED = (lambda kind: kind.n_experts != 0,)
+    ATTENTION = (lambda kind: kind.has_attention,)
+    SHORT_CONV = (lambda kind: kind.mixer == Mixer.SHORT_CONV,)
+    DELTA = (lambda kind: kind.mixer == Mixer.DELTA,)
+    SSD = (lambda kind: kind.has_ssd,)
+    MIXED = (lambda kind: kind.mixer != Mixer.NONE,)
+    FED = (lambda kind: kind.ffn != Ffn.NONE or kind.n_experts != 0,)
+    WINDOWED = (lambda kind: kind.window_tokens != 0,)
+    UNLIMITED = (lambda kind: _is_unlimited(kind),)
+    KEYS = (lambda kind: not kind.kv_source,)  # those with keys and values of their own
+    SHARED_KEYS = (lambda kind: kind.kv_source,)  # those that read the keys of another layer
+    WINDOWED_KEYS = (lambda kind: kind.window_tokens != 0 and not kind.kv_source,)
+    UNLIMITED_KEYS = (lambda kind: _is_unlimited(kind) and not kind.kv_source,)
+    MTP = (lambda kind: kind.is_mtp != 0,)  # the MTP head
+    LOOPED = (lambda kind: kind.message_rank != 0,)  # those that run several times
+    OWN_VALUES = (  # UNLIMITED_KEYS, with values that are not the keys
+        lambda kind: _is_unlimited(kind) and not kind.kv_source and not kind.values_are_keys,
+    )
 
     def holds(self, kind: LayerKind) -> bool:
-        is_windowed, has_keys = kind.window_tokens != 0, not kind.kv_source
-        is_unlimited = kind.has_attention and not is_windowed
-        return {
-            Where.EVERYWHERE: True,
-            Where.DENSE: kind.n_experts == 0 and kind.ffn != Ffn.NONE,
-            Where.ROUTED: kind.n_experts != 0,
-            Where.ATTENTION: kind.has_attention,
-            Where.SHORT_CONV: kind.mixer == Mixer.SHORT_CONV,
-            Where.DELTA: kind.mixer == Mixer.DELTA,
-            Where.SSD: kind.has_ssd,
-            Where.MIXED: kind.mixer != Mixer.NONE,
-            Where.FED: kind.ffn != Ffn.NONE or kind.n_experts != 0,
-            Where.WINDOWED: is_windowed,
-            Where.UNLIMITED: is_unlimited,
-            Where.KEYS: has_keys,
-            Where.MTP: kind.is_mtp != 0,
-            Where.LOOPED: kind.message_rank != 0,
-            Where.SHARED_KEYS: not has_keys,
-            Where.WINDOWED_KEYS: is_windowed and has_keys,
-            Where.UNLIMITED_KEYS: is_unlimited and has_keys,
-            Where.OWN_VALUES: is_unlimited and has_keys and not kind.values_are_keys,
-        }[self]
+        return bool(self.value[0](kind))
+
+
+def _is_unlimited(kind: LayerKind) -> bool:
+    """Attention without a window."""
+    return kind.has_attention and not kind.window_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,26 +391,7 @@ def with_shared_gate(of_checkpoint: Rules = (), of_gguf: Rules = ()) -> tuple[Ru
 
 # docs/format.md, section 4: small vectors come before the matrix that needs them.
 _ORDER: Final = (
-    T.EMBEDDING, T.MTP_TRUNK_NORM, T.MTP_TOKEN_NORM, T.MTP_HIDDEN_NORM, T.MTP_JOIN,
-    T.INPUT_SHIFT, T.SECOND_SHIFT, T.INPUT_NORM, T.INPUT_NORM_BIAS, T.BLOCK_QUERIES,
-    T.MESSAGE_QUERIES, T.ATTN_NORM, T.ATTN_NORM_BIAS, T.K_INPUT_NORM, T.V_INPUT_NORM, T.Q_SCALE,
-    T.RELATIVE_SCALE, T.PROFILES, T.K_CONV, T.V_CONV,
-    T.Q_BIAS, T.K_BIAS, T.V_BIAS, T.Q_NORM, T.K_NORM, T.SINKS, T.DECAY_RATE, T.DECAY_BIAS,
-    T.MIX_NORM, T.Q_GATE_DOWN, T.Q_FORGET, T.Q_GAIN, T.K_GATE_DOWN, T.K_FORGET, T.K_GAIN,
-    T.V_GATE_DOWN, T.V_FORGET, T.V_GAIN, T.Q, T.K, T.V, T.K_TAPS, T.V_TAPS, T.Q_UP, T.K_UP, T.V_UP,
-    T.MIX_GATE, T.RELATIVE, T.TOKEN_SINKS, T.BETA, T.DECAY,
-    T.GATE_UP, T.DECAY_UP,
-    T.CONV, T.CONV_BIAS, T.ATTN_SUB_NORM, T.ATTN_OUT_BIAS, T.ATTN_OUT, T.POST_ATTN_NORM,
-    T.MIX_CONV, T.FFN_QUERY, T.FFN_GATE_DOWN, T.FFN_FORGET, T.FFN_GAIN,
-    T.SSD_RATE, T.SSD_STEP_BIAS, T.SSD_SKIP, T.SSD_GATE, T.SSD_IN, T.SSD_STEP, T.SSD_CONV,
-    T.SSD_CONV_BIAS, T.SSD_NORM, T.SSD_OUT,
-    T.ROUTER_NORM, T.FFN_NORM, T.FFN_NORM_BIAS, T.ROUTER_BIAS, T.SELECTION_BIAS, T.EXPERT_SCALE,
-    T.EXPERT_ROUTER, T.SHARED_GATE,
-    T.FFN_GATE_BIAS, T.FFN_UP_BIAS, T.FFN_GATE, T.FFN_UP,
-    T.FFN_SUB_NORM, T.FFN_DOWN_BIAS, T.FFN_DOWN,
-    T.FFN_CONV, T.DENSE_POST_NORM, T.ROUTED_NORM, T.ROUTED_POST_NORM, T.POST_FFN_NORM,
-    T.OWN_IN_NORM, T.OWN_IN, T.OWN_GATE, T.OWN_OUT, T.OWN_NORM, T.LAYER_SCALE,
-    T.MTP_END_NORM,
+    T.EMBEDDING, *(row[0] for row in LAYER_TENSORS),
     T.FINAL_QUERY, T.FINAL_NORM, T.FINAL_NORM_BIAS, T.DENSE, T.JOIN, T.HEAD_BIAS, T.HEAD,
     T.OWN_TABLE,
 )  # fmt: skip

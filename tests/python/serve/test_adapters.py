@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`qsf serve --lora NAME=FILE`: each request is answered with the adapter that it names."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from make.adapter_files import Q, pair, write_adapter
+from make.served import Client, serving
+from qsf import Model
+from qsf_converter import convert_adapter
+
+NAMES = ("usual", "poet", "pirate")
+PROMPT = "Once upon a time there was"
+
+
+@pytest.fixture(scope="module")
+def lora(tiny_llama_8bit: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("adapters")
+    with Model(tiny_llama_8bit, ram_budget=None) as model:
+        dim = model.info.dim
+    for rank, name in enumerate(NAMES[1:], 2):
+        tensors = pair(Q, n_out=dim, n_in=dim, rank=rank)
+        adapter = write_adapter(folder / name, tensors, r=rank)
+        convert_adapter(str(adapter), tiny_llama_8bit, folder / f"{name}.qsf")
+    return [f"{name}={folder / name}.qsf:0.2" for name in NAMES[1:]]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_llama_8bit: Path, lora: list[str]) -> dict[str, str]:
+    texts = {}
+    for name in NAMES:
+        used = [text.partition("=")[2] for text in lora if text.startswith(f"{name}=")]
+        with Model(tiny_llama_8bit, lora=used, ram_budget=None) as model:
+            texts[name] = "".join(model.generate(PROMPT, max_tokens=24, temperature=0))
+    assert len({*texts.values()}) == 3
+    return texts
+
+
+@pytest.fixture
+def client(tiny_llama_8bit: Path, lora: list[str], tmp_path: Path) -> Iterator[Client]:
+    prefix = tmp_path / "prefix.txt"
+    prefix.write_text("Once upon a time")
+    with (
+        Model(tiny_llama_8bit, lora=lora, ram_budget=None, sessions=4) as model,
+        serving(tiny_llama_8bit, model, {"usual": tiny_llama_8bit}, prefix=str(prefix)) as opened,
+    ):
+        yield opened
+
+
+def text_of(client: Client, **fields: Any) -> str:
+    answer = client.post(
+        "/v1/completions", prompt=PROMPT, max_tokens=24, temperature=0, **fields
+    ).json
+    return str(answer["choices"][0]["text"])
+
+
+def test_requests_at_the_same_time_are_answered_as_if_alone(
+    client: Client, alone: dict[str, str]
+) -> None:
+    texts: list[tuple[str, str]] = []
+
+    def ask(name: str) -> None:
+        texts.append((name, text_of(client, model=name)))
+
+    for _ in range(2):  # the second time from what slots hold
+        threads = [threading.Thread(target=ask, args=(name,)) for name in NAMES * 2]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(texts) == 12
+    for name, text in texts:
+        assert text == alone[name]
+
+
+def test_a_request_sets_scales_as_of_llama_server(client: Client, alone: dict[str, str]) -> None:
+    listed = client.get("/lora-adapters").json
+    assert [(each["id"], each["name"], each["scale"]) for each in listed] == [
+        (0, "poet", 0.2),
+        (1, "pirate", 0.2),
+    ]
+    assert text_of(client, lora=[{"id": 1, "scale": 0.2}]) == alone["pirate"]
+    assert text_of(client, model="poet", lora=[]) == alone["usual"]
+    both = text_of(client, lora=[{"id": 0, "scale": 0.2}, {"id": 1, "scale": 0.2}])
+    assert both not in alone.values()
+    # Nobody's salt is that of an adapter.
+    assert text_of(client, cache_salt="adapters (0.0, 0.2)") == alone["usual"]
+    for wrong in ([{"id": 2, "scale": 1}], [{"id": 0}], [{"id": 0, "scale": 1e9}], {"id": 0}):
+        answer = client.post("/v1/completions", prompt=PROMPT, lora=wrong)
+        assert (answer.status, answer.json["error"]["param"][:4]) == (400, "lora")
+    assert client.post("/v1/completions", prompt=PROMPT, model="sailor").status == 404
+
+
+def test_models_that_adapters_make_are_listed(client: Client) -> None:
+    entries = {entry["id"]: entry for entry in client.get("/v1/models").json["data"]}
+    assert {*entries} == {*NAMES}
+    assert entries["poet"]["parent"] == "usual"
+    assert client.get("/v1/models/poet").json["id"] == "poet"
