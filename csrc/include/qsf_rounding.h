@@ -61,7 +61,7 @@ QSF_API qsf_status qsf_feedback_rows(const qsf_rounding *how, const float *rows,
                                      float *work, size_t cap_floats, void *tiles, size_t cap_bytes,
                                      float *stored, qsf_rounding_sums *sums);
 
-/* Writes rows of GGUF blocks as tiles of the same type, 12 .. 19: the same codes and scales in
+/* Writes rows of GGUF blocks as tiles of the same type, 12 .. 19, 21 .. 24: its codes and scales in
  * another order. stored [n_rows, bytes of a row]; n_cols is whole blocks; tiles as for
  * qsf_quantise_rows(), and four blocks of columns together where they have a scale in common. Any
  * number of threads may call. QSF_ERR_ARG: another type, a part of a block, or cap_bytes too few.

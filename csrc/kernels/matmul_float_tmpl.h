@@ -130,44 +130,16 @@ QSF_FORCED_INLINE void decode_column(decoder d, lanes code, float *columns, size
     lanes_store(columns + col * QSF_TILE_ROWS, w);
 }
 
-/* Decode functions: the weights of a tile as columns [64, 16]. docs/format.md, section 5, has the
- * places of the codes. */
-QSF_FORCED_INLINE void decode_2bit_codes(decoder d, const unsigned char *codes, bool has_third,
-                                         float *columns)
-{
-    for (unsigned p = 0; p < 4; p++)
-        for (unsigned b = 0; b < 4; b++)
-            for (unsigned j = 0; j < 4; j++) {
-                lanes code = lanes_load_codes(codes + p * 64, 8 * j + 2 * b, 3);
-                if (has_third) {
-                    const lanes third =
-                        lanes_load_codes(codes + 256 + p / 2 * 64, 8 * j + 4 * (p % 2) + b, 1);
-                    code = lanes_fma(third, lanes_set(4.0F), code); /* exact */
-                }
-                decode_column(d, code, columns, 4 * (p + 4 * b) + j);
-            }
-}
-
-/* The level of a code of LEVELS */
-QSF_FORCED_INLINE lanes level_of(lanes code)
+/* The level of a code of LEVELS or IQ4 */
+QSF_FORCED_INLINE lanes level_of(qsf_codes kind, lanes code)
 {
     static const float levels[] = {QSF_LEVELS};
-    lanes level = lanes_set(levels[0]);
+    static const float iq4_levels[] = {QSF_IQ4_LEVELS};
+    const float *const all = kind == QSF_CODES_IQ4 ? iq4_levels : levels;
+    lanes level = lanes_set(all[0]);
     for (size_t i = 1; i < 16; i++)
-        level = lanes_where_less(code, lanes_set((float)i), level, lanes_set(levels[i]));
+        level = lanes_where_less(code, lanes_set((float)i), level, lanes_set(all[i]));
     return level;
-}
-
-QSF_FORCED_INLINE void decode_4bit_codes(decoder d, const unsigned char *codes, bool is_level,
-                                         float *columns)
-{
-    for (unsigned p = 0; p < 8; p++)
-        for (unsigned j = 0; j < 4; j++) {
-            const lanes low = lanes_load_codes(codes + p * 64, 8 * j, 15);
-            const lanes high = lanes_load_codes(codes + p * 64, 8 * j + 4, 15);
-            decode_column(d, is_level ? level_of(low) : low, columns, 4 * p + j);
-            decode_column(d, is_level ? level_of(high) : high, columns, 4 * (p + 8) + j);
-        }
 }
 
 /* Twice the value of a code of E2M1: with m = 0 .. 7, the largest of m, 2m - 4 and 4m - 16 */
@@ -181,22 +153,23 @@ QSF_FORCED_INLINE lanes e2m1_value(lanes code)
     return lanes_where_less(code, eight, value, lanes_sub(lanes_set(0.0F), value));
 }
 
-/* Column c of the codes of a type with parts, of E2M1 the values */
-QSF_FORCED_INLINE lanes part_code(qsf_codes kind, const unsigned char *codes, unsigned c)
+/* Column c of the codes of a tile; of E2M1 the values, of LEVELS and IQ4 the levels.
+ * docs/format.md, section 5, has the places of the codes. */
+QSF_FORCED_INLINE lanes column_of(qsf_codes kind, const unsigned char *codes, unsigned c)
 {
-    const unsigned g = c / 4;
-    const unsigned at = 8 * (c % 4);
-    if (kind == QSF_CODES_8BIT)
-        return lanes_load_codes(codes + g * 64, at, 255);
-    const lanes low = lanes_load_codes(codes + g % 8 * 64, at + (g < 8 ? 0 : 4), 15);
+    const qsf_code_place at = qsf_code_place_of(kind, c / 4);
+    const unsigned first = 8 * (c % 4); /* bit of the column in a word of four */
+    const lanes low = lanes_load_codes(codes + 64 * at.plane, first + at.shift, at.mask);
     if (kind == QSF_CODES_E2M1)
         return e2m1_value(low);
-    if (kind == QSF_CODES_4BIT)
+    if (kind == QSF_CODES_LEVELS || kind == QSF_CODES_IQ4)
+        return level_of(kind, low);
+    if (at.high_mask == 0)
         return low;
-    const lanes high = kind == QSF_CODES_5BIT
-                           ? lanes_load_codes(codes + 512 + g % 2 * 64, at + g / 2, 1)
-                           : lanes_load_codes(codes + 512 + g % 4 * 64, at + g / 4 * 2, 3);
-    return lanes_fma(high, lanes_set(16.0F), low); /* exact */
+    const unsigned n_low = kind == QSF_CODES_3BIT ? 2 : 4; /* bits below the high ones */
+    const lanes high = lanes_load_codes(codes + 64 * at.high_plane,
+                                        first + at.high_shift + n_low - 4, at.high_mask >> n_low);
+    return lanes_fma(high, lanes_set((float)(1U << n_low)), low); /* exact */
 }
 
 /* Tile `idx` of a head */
@@ -213,15 +186,8 @@ QSF_FORCED_INLINE void decode_parts(qsf_form form, const unsigned char *head, si
         const decoder d = {scales.scale[part], form.has_min ? scales.min[part] : lanes_set(0.0F),
                            lanes_set(form.codes == QSF_CODES_E2M1 ? 0.0F : (float)form.zero),
                            form.has_min};
-        decode_column(d, part_code(form.codes, codes, c), columns, c);
+        decode_column(d, column_of(form.codes, codes, c), columns, c);
     }
-}
-
-QSF_FORCED_INLINE void decode_8bit_codes(decoder d, const unsigned char *codes, float *columns)
-{
-    for (unsigned g = 0; g < 16; g++)
-        for (unsigned j = 0; j < 4; j++)
-            decode_column(d, lanes_load_codes(codes + g * 64, 8 * j, 255), columns, 4 * g + j);
 }
 
 /* *byte = *byte * 3 mod 256; returns the digit before the point. All exact. */
@@ -262,14 +228,11 @@ QSF_FORCED_INLINE void decode_tile(qsf_form form, const unsigned char *row, size
     }
     const unsigned char *const codes = tile + qsf_codes_off(form);
     const decoder d = decoder_of(form, tile);
-    if (form.codes == QSF_CODES_8BIT)
-        decode_8bit_codes(d, codes, columns);
-    else if (qsf_are_nibbles(form.codes))
-        decode_4bit_codes(d, codes, form.codes == QSF_CODES_LEVELS, columns);
-    else if (form.codes == QSF_CODES_TRITS)
+    if (form.codes == QSF_CODES_TRITS)
         decode_trits(d, codes, columns);
     else
-        decode_2bit_codes(d, codes, form.codes == QSF_CODES_3BIT, columns);
+        for (unsigned c = 0; c < QSF_BLOCK; c++)
+            decode_column(d, column_of(form.codes, codes, c), columns, c);
 }
 
 #define QSF_DECODED_ROWS 4 /* tile rows at a time; with one token, as many sums */

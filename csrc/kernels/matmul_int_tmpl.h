@@ -18,9 +18,11 @@
  *   dots_add(a, b)     the sum of two dots
  *   dot_part(form, codes, part, q, q_stride, n_tokens, dots *dot)
  *                      as dot_tile for part `part`, a literal, of a tile's codes: form.scale_cols
- *                      columns of a type that has fewer than 64; q of the block. Sums of E2M1 are
- * of (value + QSF_E2M1_ZERO) * q dots_to_lanes(dots, int32_t factor, int32_t start) (float)(factor
- * sum + start) for each row
+ *                      columns of a type that has fewer than 64; q of the block. Sums of E2M1 and
+ *                      IQ4 are of value * q if QSF_SIGNED_VALUES is defined, else of (value +
+ *                      form.zero) * q
+ *   dots_to_lanes(dots, int32_t factor, int32_t start)
+ *                      (float)(factor * sum + start) for each row
  *
  * form and n_tokens are literals after inlining. If registers are few, also
  *   QSF_UNPACKED_TOKENS   from so many tokens on, tiles are unpacked to memory, once for all
@@ -40,10 +42,6 @@
 
 #ifndef QSF_FINE_TOKENS
 #define QSF_FINE_TOKENS QSF_GROUP_TOKENS
-#endif
-
-#ifndef QSF_E2M1_ZERO
-#define QSF_E2M1_ZERO 12
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
@@ -91,9 +89,11 @@ QSF_FORCED_INLINE void add_dots(qsf_form form, const unsigned char *tile, const 
 /* Zero point of the sums of dot_part() and dot_fine() */
 QSF_FORCED_INLINE int32_t part_zero(qsf_form form)
 {
-    return form.codes == QSF_CODES_E2M1   ? QSF_E2M1_ZERO
-           : form.codes == QSF_CODES_8BIT ? QSF_FINE_ZERO
-                                          : form.zero;
+#ifdef QSF_SIGNED_VALUES
+    if (form.codes == QSF_CODES_E2M1 || form.codes == QSF_CODES_IQ4)
+        return 0;
+#endif
+    return form.codes == QSF_CODES_8BIT ? QSF_FINE_ZERO : form.zero;
 }
 
 /* Does the float steps of part `part` of a block, whose dots are dot [n_tokens]. */

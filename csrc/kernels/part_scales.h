@@ -42,16 +42,30 @@ QSF_FORCED_INLINE void unpack_6bit(const unsigned char *packed, unsigned char *s
     }
 }
 
+/* Integer i of scales of 4BIT, and of their mins: the low and high halves of bytes [16, 16] */
+QSF_FORCED_INLINE void unpack_4bit_scales(const unsigned char *packed, unsigned char *scales,
+                                          unsigned char *mins)
+{
+    for (size_t i = 0; i < QSF_HEAD_PARTS * QSF_TILE_ROWS; i++) {
+        scales[i] = packed[i] & 15;
+        mins[i] = packed[i] >> 4;
+    }
+}
+
 /* head: of the tiles that have their scales in common */
 QSF_FORCED_INLINE void load_part_scales(qsf_form form, const unsigned char *head, part_scales *out)
 {
-    if (form.scales == QSF_SCALES_6BIT) {
-        unsigned char scales[8 * QSF_TILE_ROWS];
-        unsigned char mins[8 * QSF_TILE_ROWS];
+    const size_t n_parts = 4 * QSF_BLOCK / form.scale_cols;
+    if (form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_4BIT) {
+        unsigned char scales[QSF_HEAD_PARTS * QSF_TILE_ROWS];
+        unsigned char mins[QSF_HEAD_PARTS * QSF_TILE_ROWS];
         const lanes d = lanes_load_f16(head);
         const lanes minus_d_min = lanes_mul(lanes_load_f16(head + 32), lanes_set(-1.0F));
-        unpack_6bit(head + 64, scales, mins);
-        for (size_t i = 0; i < 8; i++) {
+        if (form.scales == QSF_SCALES_6BIT)
+            unpack_6bit(head + 64, scales, mins);
+        else
+            unpack_4bit_scales(head + 64, scales, mins);
+        for (size_t i = 0; i < n_parts; i++) {
             out->scale[i] = lanes_mul(d, lanes_load_u8(scales + i * QSF_TILE_ROWS));
             out->min[i] = lanes_mul(minus_d_min, lanes_load_u8(mins + i * QSF_TILE_ROWS));
         }
@@ -59,7 +73,7 @@ QSF_FORCED_INLINE void load_part_scales(qsf_form form, const unsigned char *head
     }
     if (form.scales == QSF_SCALES_8BIT) {
         const lanes d = lanes_load_f16(head);
-        for (size_t i = 0; i < 16; i++) {
+        for (size_t i = 0; i < n_parts; i++) {
             const lanes biased = lanes_load_u8(head + 32 + i * QSF_TILE_ROWS);
             out->scale[i] = lanes_mul(d, lanes_sub(biased, lanes_set(128.0F)));
         }

@@ -362,50 +362,6 @@ static void put_plane(const uint32_t *words, unsigned char *out)
         qsf_store_u32(out + 4 * r, words[r]);
 }
 
-/* Writes `bits` 1, 2 or 4 of each code, from the bit `first` on: plane p holds groups p, p + n,
- * ..., the first in the lowest bits. */
-static void put_bits(const code_words *words, unsigned first, unsigned bits, unsigned char *out)
-{
-    const size_t n_planes = N_GROUPS * bits / 8;
-    const uint32_t mask = 0x01010101U * ((1U << bits) - 1);
-    for (size_t p = 0; p < n_planes; p++) {
-        uint32_t plane[QSF_TILE_ROWS] = {0};
-        for (size_t g = p, shift = 0; g < N_GROUPS; g += n_planes, shift += bits) {
-            for (size_t r = 0; r < QSF_TILE_ROWS; r++)
-                plane[r] |= (words->at[g][r] >> first & mask) << shift;
-        }
-        put_plane(plane, out + QSF_BLOCK * p);
-    }
-}
-
-/* Codes of 4, 5, 6 and 8 bits. */
-static void put_plain_codes(qsf_codes codes, const code_words *words, unsigned char *out)
-{
-    if (codes == QSF_CODES_8BIT) {
-        for (size_t g = 0; g < N_GROUPS; g++)
-            put_plane(words->at[g], out + QSF_BLOCK * g);
-        return;
-    }
-    put_bits(words, 0, 4, out);
-    if (codes != QSF_CODES_4BIT)
-        put_bits(words, 4, codes == QSF_CODES_5BIT ? 1 : 2, out + qsf_code_bytes(QSF_CODES_4BIT));
-}
-
-static void put_third_bits(const code_words *words, unsigned char *out)
-{
-    for (size_t h = 0; h < 2; h++) {
-        uint32_t plane[QSF_TILE_ROWS] = {0};
-        for (size_t i = 0; i < 2; i++) {
-            for (size_t b = 0; b < 4; b++) {
-                const uint32_t *const from = words->at[2 * h + i + 4 * b];
-                for (size_t r = 0; r < QSF_TILE_ROWS; r++)
-                    plane[r] |= (from[r] >> 2 & 0x01010101) << (4 * i + b);
-            }
-        }
-        put_plane(plane, out + QSF_BLOCK * h);
-    }
-}
-
 /* Returns the byte of five trits, the first the highest digit: ceil(256 n / 243). */
 static uint32_t dense_byte(const uint32_t trits[5])
 {
@@ -432,6 +388,27 @@ static void put_dense(const code_words *words, unsigned char *out)
         const uint32_t trits[5] = {last & 3, last >> 8 & 3, last >> 16 & 3, last >> 24 & 3, 0};
         out[QSF_BLOCK * 3 + r] = (unsigned char)dense_byte(trits);
     }
+}
+
+/* Writes the codes of a tile where qsf_code_place_of() says. */
+static void put_codes(qsf_codes codes, const code_words *words, unsigned char *out)
+{
+    uint32_t planes[N_GROUPS][QSF_TILE_ROWS] = {{0}};
+    if (codes == QSF_CODES_TRITS) {
+        put_dense(words, out);
+        return;
+    }
+    for (size_t g = 0; g < N_GROUPS; g++) {
+        const qsf_code_place at = qsf_code_place_of(codes, g);
+        for (size_t r = 0; r < QSF_TILE_ROWS; r++) {
+            const uint32_t word = words->at[g][r];
+            const uint64_t high = word & 0x01010101U * at.high_mask;
+            planes[at.plane][r] |= (word & 0x01010101U * at.mask) << at.shift;
+            planes[at.high_plane][r] |= (uint32_t)(high << at.high_shift >> 4);
+        }
+    }
+    for (size_t p = 0; p < qsf_code_bytes(codes) / QSF_BLOCK; p++)
+        put_plane(planes[p], out + QSF_BLOCK * p);
 }
 
 static void put_halves(const float *values, size_t n_rows, unsigned char *out)
@@ -478,18 +455,9 @@ static void pack_tile(const qsf_rounding_job *job, size_t row, size_t col,
         if (form.has_min)
             put_halves(fits[p].mins, n_rows, tile + 2 * QSF_TILE_ROWS * (n_parts + p));
     }
-    if (form.codes == QSF_CODES_TRITS) {
-        put_dense(&words, out);
-    } else if (form.codes == QSF_CODES_LEVELS) {
+    if (form.codes == QSF_CODES_LEVELS)
         codes_of_levels(&words);
-        put_bits(&words, 0, 4, out);
-    } else if (form.codes >= QSF_CODES_4BIT) {
-        put_plain_codes(form.codes, &words, out);
-    } else {
-        put_bits(&words, 0, 2, out);
-        if (form.codes == QSF_CODES_3BIT)
-            put_third_bits(&words, out + QSF_BLOCK * 4);
-    }
+    put_codes(form.codes, &words, out);
 }
 
 /* ---- blocks of GGUF ---- */
@@ -500,7 +468,7 @@ typedef struct block_form {
     size_t n_cols;
     size_t scale; /* an f16 */
     size_t min;
-    size_t integers; /* scales and mins of the parts of 256 columns */
+    size_t integers; /* scales and mins of the parts of 256 columns, perhaps from 0 on */
     size_t high;     /* the bits of a code above the lowest four */
     size_t low;
 } block_form;
@@ -526,6 +494,14 @@ static block_form block_form_of(uint32_t dtype)
     case QSF_DTYPE_Q6_K:
         return (block_form){
             .bytes = 210, .n_cols = 256, .scale = 208, .integers = 192, .high = 128};
+    case QSF_DTYPE_Q2_K:
+        return (block_form){.bytes = 84, .n_cols = 256, .scale = 80, .min = 82, .low = 16};
+    case QSF_DTYPE_Q3_K:
+        return (block_form){.bytes = 110, .n_cols = 256, .scale = 108, .integers = 96, .low = 32};
+    case QSF_DTYPE_IQ4_NL:
+        return (block_form){.bytes = 18, .n_cols = 32, .low = 2};
+    case QSF_DTYPE_IQ4_XS:
+        return (block_form){.bytes = 136, .n_cols = 256, .integers = 2, .low = 8};
     default:
         return (block_form){0};
     }
@@ -563,11 +539,48 @@ static void read_codes(uint32_t dtype, const block_form *form, const unsigned ch
                      (highs >> part % 4 * 2 & 0x03030303U) << 4;
             break;
         }
+        case QSF_DTYPE_Q2_K:
+        case QSF_DTYPE_Q3_K:
+            out[k] = qsf_load_u32(low + part / 4 * 32 + 4 * k) >> part % 4 * 2 & 0x03030303U;
+            if (dtype == QSF_DTYPE_Q3_K)
+                out[k] |= (qsf_load_u32(high + 4 * k) >> part & 0x01010101U) << 2;
+            break;
         default:
-            out[k] = qsf_load_u32(low + k % 4 * 4) >> k / 4 * 4 & 0x0F0F0F0FU;
+            out[k] = qsf_load_u32(low + part * 16 + k % 4 * 4) >> k / 4 * 4 & 0x0F0F0F0FU;
             if (form->high != 0)
                 out[k] |= spread_bits(qsf_load_u32(high) >> 4 * k) << 4;
         }
+    }
+}
+
+/* Reads the integers of a block's parts as a tile has them, and returns how many planes they are.
+ */
+static size_t read_integers(uint32_t dtype, const unsigned char *from, unsigned char out[16])
+{
+    switch (dtype) {
+    case QSF_DTYPE_Q4_K:
+    case QSF_DTYPE_Q5_K:
+        memcpy(out, from, 12);
+        return 12;
+    case QSF_DTYPE_Q2_K:
+        memcpy(out, from, 16);
+        return 16;
+    case QSF_DTYPE_Q6_K:
+        for (size_t i = 0; i < 16; i++)
+            out[i] = from[i] ^ 0x80;
+        return 16;
+    case QSF_DTYPE_Q3_K: /* s + 32: four low bits of each, then two high ones */
+        for (size_t i = 0; i < 16; i++)
+            out[i] = (unsigned char)(96 + ((from[i % 8] >> i / 8 * 4 & 15) |
+                                           (from[8 + i % 4] >> i / 4 * 2 & 3) << 4));
+        return 16;
+    case QSF_DTYPE_IQ4_XS: /* s + 32: two high bits of each, then four low ones */
+        for (size_t i = 0; i < 8; i++)
+            out[i] = (unsigned char)(96 + ((from[2 + i / 2] >> i % 2 * 4 & 15) |
+                                           (from[i / 4] >> i % 4 * 2 & 3) << 4));
+        return 8;
+    default:
+        return 0;
     }
 }
 
@@ -578,7 +591,6 @@ static void put_block_scales(uint32_t dtype, const block_form *form, const unsig
 {
     const size_t n_parts = form->n_cols < QSF_BLOCK ? QSF_BLOCK / form->n_cols : 1;
     const size_t half_bytes = n_parts * QSF_TILE_ROWS * 2;
-    const size_t n_integers = dtype == QSF_DTYPE_Q6_K ? 16 : form->integers != 0 ? 12 : 0;
     for (size_t r = 0; r < n_rows; r++) {
         for (size_t b = 0; b < n_blocks; b++) {
             const unsigned char *const block = blocks + r * row_bytes + b * form->bytes;
@@ -587,9 +599,10 @@ static void put_block_scales(uint32_t dtype, const block_form *form, const unsig
             if (form->min != 0)
                 memcpy(to + half_bytes, block + form->min, 2);
             to = out + half_bytes * (form->min != 0 ? 2 : 1) + r;
-            for (size_t i = 0; i < n_integers; i++)
-                to[i * QSF_TILE_ROWS] =
-                    block[form->integers + i] ^ (dtype == QSF_DTYPE_Q6_K ? 0x80 : 0);
+            unsigned char integers[16];
+            const size_t n = read_integers(dtype, block + form->integers, integers);
+            for (size_t i = 0; i < n; i++)
+                to[i * QSF_TILE_ROWS] = integers[i];
         }
     }
 }
@@ -643,7 +656,7 @@ qsf_status qsf_repack_rows(uint32_t dtype, const void *stored, size_t n_rows, si
                 code_words words;
                 read_words(dtype, &form, blocks, row_bytes, n, c, qsf_block_width(width, c),
                            &words);
-                put_plain_codes(type.codes, &words, out);
+                put_codes(type.codes, &words, out);
                 out += qsf_code_bytes(type.codes);
             }
         }

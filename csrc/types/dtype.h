@@ -24,7 +24,7 @@
 typedef enum qsf_dtype {
     QSF_CODED_TYPES(QSF_DTYPE_OF) QSF_FLOAT_TYPES(QSF_DTYPE_OF) QSF_DTYPE_MIXED =
         5, /* of a file or a layer, never of a tensor */
-    QSF_DTYPE_COUNT = 21
+    QSF_DTYPE_COUNT = 25
 } qsf_dtype;
 #undef QSF_DTYPE_OF
 
@@ -37,17 +37,20 @@ typedef enum qsf_codes {
     QSF_CODES_5BIT, /* four bits as QSF_CODES_4BIT, then the highest ones */
     QSF_CODES_6BIT, /* the same, with two bits as QSF_CODES_2BIT */
     QSF_CODES_8BIT,
-    QSF_CODES_TRITS, /* five digits in base 3 a byte */
-    QSF_CODES_E2M1,  /* floats of 4 bits, which lie as QSF_CODES_4BIT */
-    QSF_CODES_LEVELS /* numbers of QSF_LEVELS, which lie as QSF_CODES_4BIT */
+    QSF_CODES_TRITS,  /* five digits in base 3 a byte */
+    QSF_CODES_E2M1,   /* floats of 4 bits, which lie as QSF_CODES_4BIT */
+    QSF_CODES_LEVELS, /* numbers of QSF_LEVELS, which lie as QSF_CODES_4BIT */
+    QSF_CODES_IQ4     /* the same of QSF_IQ4_LEVELS */
 } qsf_codes;
 
-typedef enum qsf_scales {
-    QSF_SCALES_NONE,
-    QSF_SCALES_F16,
-    QSF_SCALES_E8M0, /* powers of two, a byte each */
-    QSF_SCALES_6BIT, /* integers times an f16 for 256 columns; mins the same */
-    QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
+typedef enum qsf_scales { /* from 4BIT on four tiles have them in common */
+                          QSF_SCALES_NONE,
+                          QSF_SCALES_F16,
+                          QSF_SCALES_E8M0, /* powers of two, a byte each */
+                          QSF_SCALES_4BIT, /* integers times an f16 for 256 columns; mins the same
+                                            */
+                          QSF_SCALES_6BIT, /* the same */
+                          QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
 } qsf_scales;
 
 /* The properties of a type that kernels use. Literals after inlining, if the type is a literal. */
@@ -128,6 +131,7 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
     case QSF_CODES_4BIT:
     case QSF_CODES_E2M1:
     case QSF_CODES_LEVELS:
+    case QSF_CODES_IQ4:
         return 512;
     case QSF_CODES_5BIT:
         return 640;
@@ -146,14 +150,44 @@ static inline size_t qsf_code_bytes(qsf_codes codes)
 /* True if codes lie as QSF_CODES_4BIT. */
 static inline bool qsf_are_nibbles(qsf_codes codes)
 {
-    return codes == QSF_CODES_4BIT || codes == QSF_CODES_E2M1 || codes == QSF_CODES_LEVELS;
+    return codes == QSF_CODES_4BIT || codes == QSF_CODES_E2M1 || codes == QSF_CODES_LEVELS ||
+           codes == QSF_CODES_IQ4;
+}
+
+/* Where the codes of a group of four columns lie, in planes of 64 bytes (16 rows x 4 columns): a
+ * code is plane >> shift & mask, and above that high_plane << 4 >> high_shift & high_mask, unless
+ * high_mask is 0. */
+typedef struct qsf_code_place {
+    unsigned plane;
+    unsigned shift;
+    unsigned mask;
+    unsigned high_plane;
+    unsigned high_shift;
+    unsigned high_mask;
+} qsf_code_place;
+
+/* Not of QSF_CODES_TRITS */
+static inline qsf_code_place qsf_code_place_of(qsf_codes codes, size_t group)
+{
+    const unsigned g = (unsigned)group;
+    if (codes == QSF_CODES_2BIT)
+        return (qsf_code_place){g % 4, g / 4 * 2, 3, 0, 0, 0};
+    if (codes == QSF_CODES_3BIT)
+        return (qsf_code_place){g % 4, g / 4 * 2, 3, 4 + g % 4 / 2, g % 2 * 4 + g / 4 + 2, 4};
+    if (codes == QSF_CODES_5BIT)
+        return (qsf_code_place){g % 8, g / 8 * 4, 15, 8 + g % 2, g / 2, 16};
+    if (codes == QSF_CODES_6BIT)
+        return (qsf_code_place){g % 8, g / 8 * 4, 15, 8 + g % 4, g / 4 * 2, 48};
+    if (codes == QSF_CODES_8BIT)
+        return (qsf_code_place){g, 0, 255, 0, 0, 0};
+    return (qsf_code_place){g % 8, g / 8 * 4, 15, 0, 0, 0};
 }
 
 /* Tiles of a group, whose scales lie together before the codes of all of them; a row has whole
  * groups. */
 static inline size_t qsf_tiles_per_head(qsf_form form)
 {
-    return form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_8BIT ? 4 : 1;
+    return form.scales >= QSF_SCALES_4BIT ? 4 : 1;
 }
 
 /* Offset of the codes of a tile, or of the tiles of a group, after the scales and mins. */

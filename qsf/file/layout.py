@@ -87,9 +87,14 @@ OUTLIERS_OF: Final[dict[int, TensorType]] = {  # matrix -> its outlier table
 
 
 # Types whose tiles share their scales: these need whole multiples of so many columns.
-HEAD_COLS: Final = {Dtype.Q4_K: 256, Dtype.Q5_K: 256, Dtype.Q6_K: 256}
-KEPT: Final = (Dtype.MXFP4, *(Dtype(i) for i in range(Dtype.Q4_0, Dtype.Q6_K + 1)))
-"""Types that nothing is rounded to: weights that have them already keep them."""
+HEAD_COLS: Final = dict.fromkeys(
+    (Dtype.Q2_K, Dtype.Q3_K, Dtype.Q4_K, Dtype.Q5_K, Dtype.Q6_K, Dtype.IQ4_XS), 256
+)
+KEPT: Final = (
+    *(Dtype(i) for i in range(Dtype.MXFP4, Dtype.Q6_K + 1)),
+    *(Dtype(i) for i in range(Dtype.Q2_K, Dtype.IQ4_XS + 1)),
+)
+"""Types of checkpoints: weights that have them keep them."""
 
 
 def dtype_name(dtype: int) -> str:

@@ -197,6 +197,10 @@ _BLOCKS: Final[Mapping[Dtype, tuple[int, int, tuple[int, ...]]]] = {
     Dtype.Q4_K: (144, 256, (0, 2)),
     Dtype.Q5_K: (176, 256, (0, 2)),
     Dtype.Q6_K: (210, 256, (208,)),
+    Dtype.Q2_K: (84, 256, (80, 82)),
+    Dtype.Q3_K: (110, 256, (108,)),
+    Dtype.IQ4_NL: (18, 32, (0,)),
+    Dtype.IQ4_XS: (136, 256, (0,)),
 }
 
 

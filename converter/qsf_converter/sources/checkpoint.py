@@ -33,9 +33,8 @@ MXFP4_VALUES: Final = np.array((*_MAGNITUDES, *(0.0 - v for v in _MAGNITUDES)), 
 MXFP4_OVERFLOWING: Final = 253  # from this scale on values may overflow f32; 255 is NaN
 
 # GGUF's types that are kept, by GGUF's names.
-KEPT: Final[Mapping[str, Dtype]] = {
-    name: Dtype[name] for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-}
+_KEPT: Final = "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS"
+KEPT: Final[Mapping[str, Dtype]] = {name: Dtype[name] for name in _KEPT.split()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@
  *       adds codes * q to sum [n_tokens], q [n_tokens, q_stride] of those four columns
  *   groups_per_sum(codes)
  *       groups of columns of a tile whose sum cannot overflow
- *   sums_end(sum, n_tokens, half, is_first, dot)
- *       adds the sums [n_tokens] to a half of each dot, or sets it (is_first)
+ *   sums_end(sum, n_tokens, factor, half, is_first, dot)
+ *       adds factor * the sums [n_tokens] to a half of each dot, or sets it (is_first)
  * Half of a tile is rows 0..7 or 8..15: bytes 0..31 or 32..63 of each 64.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -27,8 +27,8 @@ typedef struct dots {
 QSF_FORCED_INLINE void add_codes(__m256i codes, const int8_t *q, size_t q_stride, size_t n_tokens,
                                  __m256i *sum);
 QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes);
-QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
-                                dots *dot);
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, short factor, size_t half,
+                                bool is_first, dots *dot);
 
 QSF_FORCED_INLINE __m256i load32(const unsigned char *p)
 {
@@ -101,13 +101,24 @@ QSF_FORCED_INLINE void load_trits(__m256i bytes, __m256i *code)
     }
 }
 
-/* What codes stand for: of E2M1 the values + 12, of LEVELS the levels; 4 bits as they are */
-QSF_FORCED_INLINE __m256i looked_up(qsf_codes kind, __m256i codes)
+/* Which part of a level of IQ4: a digit in base 16, for sums of 16 bits, or all of it */
+typedef enum digit { DIGIT_LOW, DIGIT_HIGH, DIGITS_ALL } digit;
+
+/* What codes stand for: of E2M1 the values + 12, of LEVELS and IQ4 the levels; others as they are
+ */
+QSF_FORCED_INLINE __m256i looked_up(qsf_codes kind, digit which, __m256i codes)
 {
-    const __m128i values =
-        kind == QSF_CODES_E2M1 ? _mm_setr_epi8(QSF_E2M1_LEVELS) : _mm_setr_epi8(QSF_LEVELS);
-    return kind == QSF_CODES_4BIT ? codes
-                                  : _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
+    static const uint8_t iq4_levels[] = {QSF_IQ4_LEVELS};
+    __m128i values = kind == QSF_CODES_E2M1  ? _mm_setr_epi8(QSF_E2M1_LEVELS)
+                     : kind == QSF_CODES_IQ4 ? _mm_loadu_si128((const void *)iq4_levels)
+                                             : _mm_setr_epi8(QSF_LEVELS);
+    if (kind == QSF_CODES_4BIT || !qsf_are_nibbles(kind))
+        return codes;
+    if (which == DIGIT_HIGH)
+        values = _mm_srli_epi16(values, 4);
+    if (which != DIGITS_ALL)
+        values = _mm_and_si128(values, _mm_set1_epi8(15));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(values), codes);
 }
 
 /* Loads the codes of plane p of half a tile, of LEVELS the levels: code [n_codes]. Literal is_odd:
@@ -118,8 +129,8 @@ QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, siz
     const __m256i bytes = load32(half + p * 64);
     if (qsf_are_nibbles(kind)) {
         const __m256i mask = _mm256_set1_epi8(15);
-        code[0] = looked_up(kind, _mm256_and_si256(bytes, mask));
-        code[1] = looked_up(kind, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
+        code[0] = looked_up(kind, DIGITS_ALL, _mm256_and_si256(bytes, mask));
+        code[1] = looked_up(kind, DIGITS_ALL, _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask));
         return;
     }
     if (kind == QSF_CODES_TRITS) {
@@ -144,33 +155,33 @@ QSF_FORCED_INLINE void load_plane(qsf_codes kind, const unsigned char *half, siz
     code[3] = _mm256_or_si256(code[3], _mm256_and_si256(_mm256_srli_epi16(third, 1), fours));
 }
 
-/* Codes of group g (a literal) of half a tile of a type with parts; for E2M1 the values + 12 */
-QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, const unsigned char *half, size_t g)
+/* Codes of group g (a literal) of half a tile of a type with parts, looked up */
+QSF_FORCED_INLINE __m256i load_group(qsf_codes kind, digit which, const unsigned char *half,
+                                     size_t g)
 {
-    const __m256i both = load32(half + g % 8 * 64);
-    const __m256i nibbles =
-        _mm256_and_si256(g < 8 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-    if (qsf_are_nibbles(kind))
-        return looked_up(kind, nibbles);
-    const size_t n_planes = kind == QSF_CODES_5BIT ? 2 : 4;
-    const int shift = (int)(kind == QSF_CODES_5BIT ? g / 2 : g / 4 * 2); /* of the higher bits */
-    const __m256i high = load32(half + 512 + g % n_planes * 64);
-    const __m256i placed =
-        shift < 4 ? _mm256_slli_epi16(high, 4 - shift) : _mm256_srli_epi16(high, shift - 4);
-    return _mm256_or_si256(
-        nibbles, _mm256_and_si256(placed, _mm256_set1_epi8(kind == QSF_CODES_5BIT ? 0x10 : 0x30)));
+    const qsf_code_place at = qsf_code_place_of(kind, g);
+    const __m256i low =
+        _mm256_and_si256(_mm256_srli_epi16(load32(half + 64 * at.plane), (int)at.shift),
+                         _mm256_set1_epi8((char)at.mask));
+    if (at.high_mask == 0)
+        return looked_up(kind, which, low);
+    const __m256i high = load32(half + 64 * at.high_plane);
+    const __m256i placed = at.high_shift < 4 ? _mm256_slli_epi16(high, 4 - (int)at.high_shift)
+                                             : _mm256_srli_epi16(high, (int)at.high_shift - 4);
+    return _mm256_or_si256(low, _mm256_and_si256(placed, _mm256_set1_epi8((char)at.high_mask)));
 }
 
 /* Adds groups begin .. end - 1 of n_halves halves of a tile of a type with parts, as add_planes; q
  * of the block */
-QSF_FORCED_INLINE void add_part_groups(qsf_form form, const unsigned char *half, size_t n_halves,
-                                       size_t begin, size_t end, const int8_t *q, size_t q_stride,
-                                       size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
+QSF_FORCED_INLINE void add_part_groups(qsf_codes kind, digit which, const unsigned char *half,
+                                       size_t n_halves, size_t begin, size_t end, const int8_t *q,
+                                       size_t q_stride, size_t n_tokens,
+                                       __m256i (*sum)[QSF_GROUP_TOKENS])
 {
 #pragma GCC unroll 8
     for (size_t g = begin; g < end; g++)
         for (size_t h = 0; h < n_halves; h++)
-            add_codes(load_group(form.codes, half + 32 * h, g), q + 4 * g, q_stride, n_tokens,
+            add_codes(load_group(kind, which, half + 32 * h, g), q + 4 * g, q_stride, n_tokens,
                       sum[h]);
 }
 
@@ -265,7 +276,7 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
             for (size_t h = 0; h < n_halves; h++) {
                 if (form.codes == QSF_CODES_TRITS)
                     add_codes(load_dense_end(codes, h0 + h), q + 60, q_stride, n_tokens, sum[h]);
-                sums_end(sum[h], n_tokens, h0 + h, p == 0, dot);
+                sums_end(sum[h], n_tokens, 1, h0 + h, p == 0, dot);
             }
         }
 }

@@ -44,21 +44,21 @@ QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
 }
 
 /* Widens the 16-bit sums into a half of each dot. */
-QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
-                                dots *dot)
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, short factor, size_t half,
+                                bool is_first, dots *dot)
 {
-    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i factors = _mm256_set1_epi16(factor);
     for (size_t t = 0; t < n_tokens; t++) {
-        const __m256i wide = _mm256_madd_epi16(sum[t], ones);
+        const __m256i wide = _mm256_madd_epi16(sum[t], factors);
         dot[t].half[half] = is_first ? wide : _mm256_add_epi32(dot[t].half[half], wide);
     }
 }
 
-/* Groups of a part whose 16-bit sum cannot overflow: 8 * 2 * 15 * 127 = 30480, 4 of 5 bits
- * 31496, 2 of 6 bits 32004, 4 of values of E2M1 up to 24 24384. */
+/* Groups of a part whose 16-bit sum cannot overflow: 8 * 2 * 15 * 127 = 30480 (of IQ4 each digit),
+ * 4 of 5 bits 31496, 2 of 6 bits 32004, 4 of values of E2M1 up to 24 24384. */
 QSF_FORCED_INLINE size_t part_groups_per_sum(qsf_codes codes)
 {
-    return codes == QSF_CODES_4BIT ? 8 : codes == QSF_CODES_6BIT ? 2 : 4;
+    return codes == QSF_CODES_4BIT || codes == QSF_CODES_IQ4 ? 8 : codes == QSF_CODES_6BIT ? 2 : 4;
 }
 
 QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
@@ -67,17 +67,21 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
     const size_t n = form.scale_cols / 4;
     const size_t n_groups = part_groups_per_sum(form.codes);
     const size_t n_halves = halves_of(n_tokens);
+    const size_t n_digits = form.codes == QSF_CODES_IQ4 ? 2 : 1;
     for (size_t h0 = 0; h0 < 2; h0 += n_halves)
 #pragma GCC unroll 2
-        for (size_t g = part * n; g < (part + 1) * n; g += n_groups) {
-            __m256i sum[2][QSF_GROUP_TOKENS];
-            for (size_t h = 0; h < n_halves; h++)
-                sums_begin(n_tokens, sum[h]);
-            add_part_groups(form, codes + 32 * h0, n_halves, g, g + n_groups, q, q_stride, n_tokens,
-                            sum);
-            for (size_t h = 0; h < n_halves; h++)
-                sums_end(sum[h], n_tokens, h0 + h, g == part * n, dot);
-        }
+        for (size_t g = part * n; g < (part + 1) * n; g += n_groups)
+#pragma GCC unroll 2
+            for (size_t i = 0; i < n_digits; i++) {
+                __m256i sum[2][QSF_GROUP_TOKENS];
+                for (size_t h = 0; h < n_halves; h++)
+                    sums_begin(n_tokens, sum[h]);
+                add_part_groups(form.codes, n_digits == 1 ? DIGITS_ALL : (digit)i, codes + 32 * h0,
+                                n_halves, g, g + n_groups, q, q_stride, n_tokens, sum);
+                for (size_t h = 0; h < n_halves; h++)
+                    sums_end(sum[h], n_tokens, i == 0 ? 1 : 16, h0 + h, g == part * n && i == 0,
+                             dot);
+            }
 }
 
 /* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
@@ -105,8 +109,8 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
                 ADD_IN_ORDER("vpaddw", sum[1][t], high_pairs);
             }
         }
-        sums_end(sum[0], n_tokens, 0, g0 == 0, dot);
-        sums_end(sum[1], n_tokens, 1, g0 == 0, dot);
+        sums_end(sum[0], n_tokens, 1, 0, g0 == 0, dot);
+        sums_end(sum[1], n_tokens, 1, 1, g0 == 0, dot);
     }
 }
 

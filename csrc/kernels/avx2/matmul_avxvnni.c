@@ -38,9 +38,10 @@ QSF_FORCED_INLINE size_t groups_per_sum(qsf_codes codes)
     return QSF_TILE_GROUPS;
 }
 
-QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, size_t half, bool is_first,
-                                dots *dot)
+QSF_FORCED_INLINE void sums_end(const __m256i *sum, size_t n_tokens, short factor, size_t half,
+                                bool is_first, dots *dot)
 {
+    (void)factor;
     (void)is_first;
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].half[half] = sum[t];
@@ -55,10 +56,10 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
         __m256i sum[2][QSF_GROUP_TOKENS];
         for (size_t h = 0; h < n_halves; h++)
             sums_begin(n_tokens, sum[h]);
-        add_part_groups(form, codes + 32 * h0, n_halves, part * n, (part + 1) * n, q, q_stride,
-                        n_tokens, sum);
+        add_part_groups(form.codes, DIGITS_ALL, codes + 32 * h0, n_halves, part * n, (part + 1) * n,
+                        q, q_stride, n_tokens, sum);
         for (size_t h = 0; h < n_halves; h++)
-            sums_end(sum[h], n_tokens, h0 + h, true, dot);
+            sums_end(sum[h], n_tokens, 1, h0 + h, true, dot);
     }
 }
 
@@ -91,8 +92,8 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
             sum[1][t] = _mm256_dpbusd_avx_epi32(sum[1][t], high, four);
         }
     }
-    sums_end(sum[0], n_tokens, 0, true, dot);
-    sums_end(sum[1], n_tokens, 1, true, dot);
+    sums_end(sum[0], n_tokens, 1, 0, true, dot);
+    sums_end(sum[1], n_tokens, 1, 1, true, dot);
 }
 
 /* sum [n_halves, n_tokens]: codes of halves of an 8-bit tile * one plane of the activations */

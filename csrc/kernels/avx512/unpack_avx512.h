@@ -15,13 +15,17 @@ QSF_FORCED_INLINE __m512i load64(const unsigned char *p)
 
 /* Each unpack_*: plane p of a tile, 64 bytes, to the codes of some groups of columns. */
 
-/* What codes stand for: of E2M1 the values + 12, of LEVELS the levels; 4 bits as they are */
+/* What codes stand for: of E2M1 the values + 12, of LEVELS and IQ4 the levels; others as they are
+ */
 QSF_FORCED_INLINE __m512i looked_up(qsf_codes kind, __m512i codes)
 {
-    const __m128i values =
-        kind == QSF_CODES_E2M1 ? _mm_setr_epi8(QSF_E2M1_LEVELS) : _mm_setr_epi8(QSF_LEVELS);
-    return kind == QSF_CODES_4BIT ? codes
-                                  : _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes);
+    static const uint8_t iq4_levels[] = {QSF_IQ4_LEVELS};
+    const __m128i values = kind == QSF_CODES_E2M1  ? _mm_setr_epi8(QSF_E2M1_LEVELS)
+                           : kind == QSF_CODES_IQ4 ? _mm_loadu_si128((const void *)iq4_levels)
+                                                   : _mm_setr_epi8(QSF_LEVELS);
+    return kind == QSF_CODES_4BIT || !qsf_are_nibbles(kind)
+               ? codes
+               : _mm512_shuffle_epi8(_mm512_broadcast_i32x4(values), codes);
 }
 
 /* Groups p and p + 8 */
@@ -34,22 +38,19 @@ QSF_FORCED_INLINE void unpack_nibbles(qsf_codes kind, const unsigned char *bytes
     codes[1] = looked_up(kind, _mm512_and_si512(_mm512_srli_epi32(both, 4), nibbles));
 }
 
-/* Group g, a literal, of types with parts; of E2M1 values + 12 */
-QSF_FORCED_INLINE __m512i unpack_group(qsf_codes codes, const unsigned char *bytes, size_t g)
+/* Group g, a literal, of types with parts, looked up */
+QSF_FORCED_INLINE __m512i unpack_group(qsf_codes kind, const unsigned char *bytes, size_t g)
 {
-    const __m512i both = load64(bytes + g % 8 * 64);
-    const __m512i nibbles =
-        _mm512_and_si512(g < 8 ? both : _mm512_srli_epi32(both, 4), _mm512_set1_epi8(15));
-    if (qsf_are_nibbles(codes))
-        return looked_up(codes, nibbles);
-    const size_t n_planes = codes == QSF_CODES_5BIT ? 2 : 4;
-    const size_t shift = codes == QSF_CODES_5BIT ? g / 2 : g / 4 * 2; /* of the higher bits */
-    const __m512i high = load64(bytes + 512 + g % n_planes * 64);
-    const __m512i placed = shift < 4 ? _mm512_slli_epi32(high, (unsigned)(4 - shift))
-                                     : _mm512_srli_epi32(high, (unsigned)(shift - 4));
-    /* nibbles | (placed & mask) */
-    return _mm512_ternarylogic_epi32(nibbles, placed,
-                                     _mm512_set1_epi8(codes == QSF_CODES_5BIT ? 0x10 : 0x30), 0xF8);
+    const qsf_code_place at = qsf_code_place_of(kind, g);
+    const __m512i low = _mm512_and_si512(_mm512_srli_epi32(load64(bytes + 64 * at.plane), at.shift),
+                                         _mm512_set1_epi8((char)at.mask));
+    if (at.high_mask == 0)
+        return looked_up(kind, low);
+    const __m512i high = load64(bytes + 64 * at.high_plane);
+    const __m512i placed = at.high_shift < 4 ? _mm512_slli_epi32(high, 4 - at.high_shift)
+                                             : _mm512_srli_epi32(high, at.high_shift - 4);
+    /* low | (placed & mask) */
+    return _mm512_ternarylogic_epi32(low, placed, _mm512_set1_epi8((char)at.high_mask), 0xF8);
 }
 
 /* Groups p, p + 4, p + 8, p + 12 */

@@ -32,7 +32,7 @@ typedef struct panel {
     float second_scale[WIDE][WIDE_BLOCKS];
     float scaled_sum[WIDE][WIDE_BLOCKS];  /* with a min */
     int32_t start[4][WIDE][WIDE_BLOCKS];  /* -zero point * sum: without; by parts */
-    float part_sum[2][WIDE][WIDE_BLOCKS]; /* of parts with a min: scaled */
+    float part_sum[4][WIDE][WIDE_BLOCKS]; /* of parts with a min: scaled */
 } panel;
 
 /* True for the types whose codes take longer to unpack than to multiply: these are unpacked once

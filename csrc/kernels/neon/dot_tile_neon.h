@@ -8,7 +8,8 @@
  *   partial_add(partial sums, int8x16_t codes, int8x16_t q, size_t lane)
  *                          adds codes * q, q being bytes 4 lane .. 4 lane + 3, for every row
  *   partial_rows(partial)  the sums of the four rows
- *   LEVEL_PAIRS            pairs of groups of levels whose sums fit a partial: 2, or 8 (all)
+ *   LEVEL_PAIRS            pairs of groups of LEVELS, and groups of IQ4, whose sums fit a partial:
+ *                          2, or 8 (all)
  * Arguments called literals are constants after inlining: instructions contain them.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
@@ -148,6 +149,21 @@ QSF_FORCED_INLINE void add_groups(qsf_form form, const unsigned char *tile, cons
         keep_loads_here();
 }
 
+/* Adds the rows of acc [n_tokens, n_quarters] to the dots, or sets these (is_first). */
+QSF_FORCED_INLINE void add_rows(const partial *acc, size_t n_tokens, size_t first_quarter,
+                                size_t n_quarters, bool is_first, dots *dot)
+{
+    QSF_UNROLL
+    for (size_t t = 0; t < n_tokens; t++) {
+        QSF_UNROLL
+        for (size_t i = 0; i < n_quarters; i++) {
+            int32x4_t *const rows = dot[t].quarter + first_quarter + i;
+            const int32x4_t more = partial_rows(acc[t * n_quarters + i]);
+            *rows = is_first ? more : vaddq_s32(*rows, more);
+        }
+    }
+}
+
 /* Computes the rows of n_quarters quarters of a tile. */
 QSF_FORCED_INLINE void dot_quarters(qsf_form form, const unsigned char *tile, const int8_t *q,
                                     size_t q_stride, size_t n_tokens, size_t first_quarter,
@@ -163,15 +179,7 @@ QSF_FORCED_INLINE void dot_quarters(qsf_form form, const unsigned char *tile, co
         QSF_UNROLL
         for (size_t g = first; g < first + n_pairs; g++)
             add_groups(form, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
-        QSF_UNROLL
-        for (size_t t = 0; t < n_tokens; t++) {
-            QSF_UNROLL
-            for (size_t i = 0; i < n_quarters; i++) {
-                int32x4_t *const rows = dot[t].quarter + first_quarter + i;
-                const int32x4_t more = partial_rows(acc[t * n_quarters + i]);
-                *rows = first == 0 ? more : vaddq_s32(*rows, more);
-            }
-        }
+        add_rows(acc, n_tokens, first_quarter, n_quarters, first == 0, dot);
     }
 }
 
@@ -187,62 +195,68 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
         dot_quarters(form, tile, q, q_stride, n_tokens, quarter, n_quarters, dot);
 }
 
-/* Group g, a literal, of a quarter of a tile of a type with parts; of E2M1 values */
+/* Group g, a literal, of a quarter of a tile of a type with parts; of E2M1 and IQ4 the values */
 QSF_FORCED_INLINE int8x16_t unpack_group(qsf_codes kind, const unsigned char *codes, size_t quarter,
                                          size_t g)
 {
     static const int8_t values[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
-    const uint8x16_t bytes = vld1q_u8(codes + 64 * (g % 8) + 16 * quarter);
-    const uint8x16_t nibbles = g < 8 ? vandq_u8(bytes, vdupq_n_u8(15)) : vshrq_n_u8(bytes, 4);
+    static const uint8_t iq4_levels[] = {QSF_IQ4_LEVELS};
+    const qsf_code_place at = qsf_code_place_of(kind, g);
+    const uint8x16_t bytes = vld1q_u8(codes + 64 * at.plane + 16 * quarter);
+    const uint8x16_t mask = vdupq_n_u8((uint8_t)at.mask);
+    const uint8x16_t low =
+        at.shift == 4 && at.mask == 15
+            ? vshrq_n_u8(bytes, 4)
+            : vandq_u8(vshlq_u8(bytes, vdupq_n_s8((int8_t) - (int)at.shift)), mask);
     if (kind == QSF_CODES_E2M1)
-        return vqtbl1q_s8(vld1q_s8(values), nibbles);
-    if (kind == QSF_CODES_4BIT)
-        return vreinterpretq_s8_u8(nibbles);
-    const size_t n_planes = kind == QSF_CODES_5BIT ? 2 : 4;
-    const size_t shift = kind == QSF_CODES_5BIT ? g / 2 : g / 4 * 2; /* of the higher bits */
-    const uint8x16_t high = vld1q_u8(codes + 512 + g % n_planes * 64 + 16 * quarter);
-    const uint8x16_t placed = vshlq_u8(high, vdupq_n_s8((int8_t)(4 - (int)shift)));
-    const uint8x16_t mask = vdupq_n_u8(kind == QSF_CODES_5BIT ? 0x10 : 0x30);
-    return vreinterpretq_s8_u8(vorrq_u8(nibbles, vandq_u8(placed, mask)));
+        return vqtbl1q_s8(vld1q_s8(values), low);
+    if (kind == QSF_CODES_IQ4) {
+        const uint8x16_t signed_levels = veorq_u8(vld1q_u8(iq4_levels), vdupq_n_u8(128));
+        return vreinterpretq_s8_u8(vqtbl1q_u8(signed_levels, low));
+    }
+    if (at.high_mask == 0)
+        return vreinterpretq_s8_u8(low);
+    const uint8x16_t high = vld1q_u8(codes + 64 * at.high_plane + 16 * quarter);
+    const uint8x16_t placed = vshlq_u8(high, vdupq_n_s8((int8_t)(4 - (int)at.high_shift)));
+    return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(placed, vdupq_n_u8((uint8_t)at.high_mask))));
 }
 
 /* As dot_quarters for a part of a tile. At most 8 * 31 * 127 = 31496 or 4 * 63 * 127 = 32004 is
- * added to a sum. */
+ * added to a sum, or 2 * 127 * 128 = 32512 of IQ4. */
 QSF_FORCED_INLINE void dot_part_quarters(qsf_form form, const unsigned char *codes, size_t part,
                                          const int8_t *q, size_t q_stride, size_t n_tokens,
                                          size_t first_quarter, size_t n_quarters, dots *dot)
 {
     const size_t n = form.scale_cols / 4;
-    partial acc[8];
+    const size_t n_groups = form.codes == QSF_CODES_IQ4 ? LEVEL_PAIRS : n;
     QSF_UNROLL
-    for (size_t i = 0; i < n_tokens * n_quarters; i++)
-        acc[i] = partial_zero();
-    QSF_UNROLL
-    for (size_t g = part * n; g < (part + 1) * n; g++) {
-        int8x16_t value[4];
+    for (size_t first = part * n; first < (part + 1) * n; first += n_groups) {
+        partial acc[8];
         QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++)
-            value[i] = unpack_group(form.codes, codes, first_quarter + i, g);
+        for (size_t i = 0; i < n_tokens * n_quarters; i++)
+            acc[i] = partial_zero();
         QSF_UNROLL
-        for (size_t t = 0; t < n_tokens; t++) {
-            const int8x16_t q16 = vld1q_s8(q + t * q_stride + g / 4 * 16);
+        for (size_t g = first; g < first + n_groups; g++) {
+            int8x16_t value[4];
             QSF_UNROLL
             for (size_t i = 0; i < n_quarters; i++)
-                acc[t * n_quarters + i] =
-                    partial_add(acc[t * n_quarters + i], value[i], q16, g % 4);
+                value[i] = unpack_group(form.codes, codes, first_quarter + i, g);
+            QSF_UNROLL
+            for (size_t t = 0; t < n_tokens; t++) {
+                const int8x16_t q16 = vld1q_s8(q + t * q_stride + g / 4 * 16);
+                QSF_UNROLL
+                for (size_t i = 0; i < n_quarters; i++)
+                    acc[t * n_quarters + i] =
+                        partial_add(acc[t * n_quarters + i], value[i], q16, g % 4);
+            }
+            if (n_quarters > 1)
+                keep_loads_here();
         }
-        if (n_quarters > 1)
-            keep_loads_here();
-    }
-    QSF_UNROLL
-    for (size_t t = 0; t < n_tokens; t++) {
-        QSF_UNROLL
-        for (size_t i = 0; i < n_quarters; i++)
-            dot[t].quarter[first_quarter + i] = partial_rows(acc[t * n_quarters + i]);
+        add_rows(acc, n_tokens, first_quarter, n_quarters, first == part * n, dot);
     }
 }
 
-#define QSF_E2M1_ZERO 0
+#define QSF_SIGNED_VALUES
 
 QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_t part,
                                 const int8_t *q, size_t q_stride, size_t n_tokens, dots *dot)

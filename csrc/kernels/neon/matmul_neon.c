@@ -20,7 +20,7 @@
 
 #include "kernels/matmul_float_tmpl.h"
 
-#define LEVEL_PAIRS 2 /* 4 * 60 * 127 = 30480 */
+#define LEVEL_PAIRS 2 /* 4 * 60 * 127 = 30480; of IQ4 2 * 127 * 128 = 32512 */
 
 /* Sums by row and column of a group, 4 rows x 4 columns */
 typedef struct partial {

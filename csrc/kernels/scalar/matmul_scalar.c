@@ -3,8 +3,6 @@
  * Also the only dequant_row: an embedding lookup reads one row per token.
  */
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <assert.h>
-
 #include "kernels/vecops.h"
 
 #define TILE_VALUES ((size_t)QSF_TILE_ROWS * QSF_BLOCK)
@@ -15,26 +13,16 @@ static unsigned plane_byte(const unsigned char *codes, size_t p, size_t r, size_
     return codes[p * 64 + r * 4 + c % 4];
 }
 
-/* Two bits of column c; the codes of 2- and 3-bit and ternary tiles begin with them. */
-static unsigned low_bits(const unsigned char *codes, size_t r, size_t c)
+QSF_FORCED_INLINE unsigned code_at(qsf_codes kind, const unsigned char *codes, size_t r, size_t c)
 {
-    const size_t group = c / 4;
-    return plane_byte(codes, group % 4, r, c) >> (2 * (group / 4)) & 3;
-}
-
-/* The third bit of a 3-bit code. */
-static unsigned high_bit(const unsigned char *codes, size_t r, size_t c)
-{
-    const size_t p = c / 4 % 4;
-    const size_t b = c / 4 / 4;
-    return plane_byte(codes, 4 + p / 2, r, c) >> (4 * (p % 2) + b) & 1;
-}
-
-static unsigned nibble(const unsigned char *codes, size_t r, size_t c)
-{
-    const size_t group = c / 4;
-    const unsigned byte = plane_byte(codes, group % 8, r, c);
-    return group < 8 ? byte & 15 : byte >> 4;
+    const qsf_code_place at = qsf_code_place_of(kind, c / 4);
+    const unsigned byte = plane_byte(codes, at.plane, r, c);
+    if (qsf_are_nibbles(kind)) /* a variable shift is slower */
+        return c < 32 ? byte & 15 : byte >> 4;
+    const unsigned low = byte >> at.shift & at.mask;
+    if (at.high_mask == 0)
+        return low;
+    return low | (plane_byte(codes, at.high_plane, r, c) << 4 >> at.high_shift & at.high_mask);
 }
 
 /* Trit of a dense ternary tile: five groups of columns in each of three planes, the last
@@ -71,32 +59,13 @@ QSF_FORCED_INLINE place place_of(qsf_form form, const unsigned char *tiles, size
 QSF_FORCED_INLINE int32_t code_of(qsf_form form, place at)
 {
     static const uint8_t levels[] = {QSF_LEVELS};
-    const unsigned char *const codes = at.codes;
-    const size_t g = at.c / 4;
-    switch (form.codes) {
-    case QSF_CODES_2BIT:
-        return (int32_t)low_bits(codes, at.r, at.c);
-    case QSF_CODES_3BIT:
-        return (int32_t)(low_bits(codes, at.r, at.c) | high_bit(codes, at.r, at.c) << 2);
-    case QSF_CODES_4BIT:
-    case QSF_CODES_E2M1:
-        return (int32_t)nibble(codes, at.r, at.c);
-    case QSF_CODES_LEVELS:
-        return (int32_t)levels[nibble(codes, at.r, at.c)];
-    case QSF_CODES_5BIT:
-        return (int32_t)(nibble(codes, at.r, at.c) |
-                         (plane_byte(codes + 512, g % 2, at.r, at.c) >> g / 2 & 1) << 4);
-    case QSF_CODES_6BIT:
-        return (int32_t)(nibble(codes, at.r, at.c) | low_bits(codes + 512, at.r, at.c) << 4);
-    case QSF_CODES_8BIT:
-        return (int32_t)plane_byte(codes, g, at.r, at.c);
-    case QSF_CODES_TRITS:
-        return (int32_t)trit(codes, at.r, at.c);
-    case QSF_CODES_NONE:
-        break;
-    }
-    assert(!"a type without codes");
-    return 0;
+    static const uint8_t iq4_levels[] = {QSF_IQ4_LEVELS};
+    if (form.codes == QSF_CODES_TRITS)
+        return (int32_t)trit(at.codes, at.r, at.c);
+    const unsigned code = code_at(form.codes, at.codes, at.r, at.c);
+    return form.codes == QSF_CODES_LEVELS ? levels[code]
+           : form.codes == QSF_CODES_IQ4  ? iq4_levels[code]
+                                          : (int32_t)code;
 }
 
 /* Returns the value of a code of a symmetric type, as a multiple of form.unit times the scale. */
@@ -119,16 +88,24 @@ static float integer_6bit(const unsigned char *planes, size_t first, size_t part
     return (float)(part < 4 ? whole & 63 : low | whole >> 6 << 4);
 }
 
+/* The byte of a part in planes of 16 rows from `planes` on */
+static int32_t integer_byte(place at, size_t planes)
+{
+    return at.head[planes + at.part * QSF_TILE_ROWS + at.r];
+}
+
 /* Of E8M0 half the scale. */
 static float scale_of(qsf_form form, place at)
 {
     switch (form.scales) {
     case QSF_SCALES_E8M0:
         return qsf_half_scale_from_e8m0(at.head[at.part * QSF_TILE_ROWS + at.r]);
+    case QSF_SCALES_4BIT:
+        return half_at(at.head, at.r) * (float)(integer_byte(at, 64) & 15);
     case QSF_SCALES_6BIT:
         return half_at(at.head, at.r) * integer_6bit(at.head + 64, 0, at.part, at.r);
     case QSF_SCALES_8BIT:
-        return half_at(at.head, at.r) * (float)(at.head[32 + at.part * QSF_TILE_ROWS + at.r] - 128);
+        return half_at(at.head, at.r) * (float)(integer_byte(at, 32) - 128);
     case QSF_SCALES_F16:
     case QSF_SCALES_NONE:
         break;
@@ -138,6 +115,8 @@ static float scale_of(qsf_form form, place at)
 
 static float min_of(qsf_form form, place at)
 {
+    if (form.scales == QSF_SCALES_4BIT)
+        return -half_at(at.head + 32, at.r) * (float)(integer_byte(at, 64) >> 4);
     if (form.scales == QSF_SCALES_6BIT)
         return -half_at(at.head + 32, at.r) * integer_6bit(at.head + 64, 4, at.part, at.r);
     const size_t n_parts = QSF_BLOCK / form.scale_cols;

@@ -83,7 +83,7 @@ static void fill_head(unsigned char *head, qsf_dtype dtype, fill how)
     }
     if (dtype == QSF_DTYPE_F16)
         n_halves = 1024;
-    else if (form.scales == QSF_SCALES_6BIT)
+    else if (form.scales == QSF_SCALES_6BIT || form.scales == QSF_SCALES_4BIT)
         n_halves = 32;
     else if (form.scales == QSF_SCALES_8BIT)
         n_halves = 16;

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +35,27 @@ from qsf_converter.sources.checkpoint import KEPT, MXFP4_BLOCK, to_float32
 from qsf_converter.sources.source import open_source
 
 ROWS_AT_ONCE = 4096
+# Where the f16 of a block are: its scale, and its min.
+HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2),
+          "Q5_K": (0, 2), "Q6_K": (208,)}  # fmt: skip
+# Types of mixtures of llama.cpp, and scales with which their weights are below 0.2.
+MIXED = {"IQ4_NL": 1e-3, "Q2_K": 3e-3, "Q3_K": 1e-3, "Q4_K": 1e-4, "Q5_K": 5e-5, "Q6_K": 3e-5,
+         "IQ4_XS": 4e-5}  # fmt: skip
 WRITABLE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # to which the package gguf rounds
 
 
-def random_rows(kind: str, n_rows: int, n_blocks: int, seed: int) -> np.ndarray:
-    """Rows of blocks with any codes and any finite scales and mins."""
+def random_rows(
+    kind: str, n_rows: int, n_blocks: int, seed: int, scale: float | None = None
+) -> np.ndarray:
+    """Rows of blocks with any codes and any finite scales and mins, or near ``scale``."""
     rng = np.random.default_rng(seed)
     _, n_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (n_rows, n_blocks, n_bytes), np.uint8)
-    halves = 208 // 2 if kind == "Q6_K" else 0  # where the f16 are
-    for i in range(halves, halves + (2 if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else 1)):
-        values = rng.standard_normal((n_rows, n_blocks)).astype("<f2")
-        values[rng.random(values.shape) < 0.1] = rng.choice([0.0, -0.0, 6e-8, 65504])
-        blocks[..., 2 * i : 2 * i + 2] = values[..., None].view(np.uint8)
+    for at in HALVES.get(kind, (0,)):
+        values = (rng.standard_normal((n_rows, n_blocks)) * (scale or 1)).astype("<f2")
+        if scale is None:
+            values[rng.random(values.shape) < 0.1] = rng.choice([0.0, -0.0, 6e-8, 65504])
+        blocks[..., at : at + 2] = values[..., None].view(np.uint8)
     return blocks.reshape(n_rows, -1)
 
 
@@ -118,6 +127,37 @@ def test_a_quantised_file_is_kept_by_default(tmp_path: Path, kind: str) -> None:
     assert f"kept as they are: {kind.lower()}" in report.notes
     assert not any("rounded again" in line for line in report.warnings)
     assert assert_kept(path, tmp_path / "m.qsf") == {kind.lower()}
+
+
+def test_mixtures_of_k_quants_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama-quantize makes Q2_K, Q3_K_M and IQ4_XS: the values of the file, and its logits."""
+    folder = tiny_checkpoints.make_llama(tmp_path / "m", dim=256, head_dim=64, ffn_dim=512)
+    kinds, dequantised_rows = cycle(MIXED), list[np.ndarray]()
+
+    def blocks(values: np.ndarray, kind: Any) -> np.ndarray:
+        n_cols, _ = gguf.GGML_QUANT_SIZES[kind]
+        shape = len(values), values.shape[1] // n_cols
+        rows = random_rows(kind.name, *shape, len(dequantised_rows), MIXED[kind.name])
+        dequantised_rows.append(gguf.quants.dequantize(rows, kind))
+        return rows
+
+    monkeypatch.setattr(gguf_files, "quantised", blocks)
+    path, plain = tmp_path / "m.gguf", tmp_path / "plain.gguf"
+    gguf_files.write(folder, path, kind=lambda _: gguf.GGMLQuantizationType[next(kinds)])
+    report = convert(path, tmp_path / "m.qsf")
+    assert not any("rounded" in line for line in report.warnings)
+    assert assert_kept(path, tmp_path / "m.qsf") == {kind.lower() for kind in MIXED}
+    monkeypatch.setattr(gguf_files, "quantised", lambda *_: dequantised_rows.pop(0))
+    gguf_files.write(folder, plain, kind=gguf.GGMLQuantizationType.F32)
+    convert(plain, tmp_path / "plain.qsf", quant_type="f32", embed_type="f32")
+    tokens = golden_families.tokens_of(50)
+    exact: dict[str, Any] = {"exact": True, "kv_type": "f32", "ram_budget": None}
+    with (
+        qsf.Model(tmp_path / "m.qsf", **exact) as model,
+        qsf.Model(tmp_path / "plain.qsf", **exact) as expected,
+    ):
+        want = expected.logits(tokens)
+        assert np.abs(model.logits(tokens) - want).max() < 3e-5 * np.abs(want).max()
 
 
 def test_blocks_are_kept_only_if_that_was_asked_for(tmp_path: Path) -> None:

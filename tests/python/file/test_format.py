@@ -289,7 +289,7 @@ MISTAKES: list[tuple[str, Callable[[Writer], object]]] = [
     ("TENS is empty", lambda w: [w.begin_unit(EMBEDDING_UNIT, dtype=6),
         w.end_unit(), *(w.begin_unit(layer_unit(i), dtype=3) or w.end_unit() for i in (0, 1)),
         w.begin_unit(FINAL_UNIT, dtype=6), w.end_unit()]),
-    ("quantisation type is 21", lambda w: whole(w, dtype=21)),
+    ("quantisation type is 99", lambda w: whole(w, dtype=99)),
     ("importance is -1", lambda w: whole(w, importance=-1.0)),
     ("allowed: layout 0, 1 row", lambda w: whole(w, (T.ATTN_NORM, 8, 1, Dtype.F32, VECTOR))),
     ("f16 or f32", lambda w: whole(w, (T.ATTN_NORM, 1, 8, Dtype.Q4, VECTOR))),

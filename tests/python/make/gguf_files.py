@@ -37,7 +37,7 @@ def write(
     tensors: Mapping[str, NDArray[np.float32]] | None = None,
     n_in_part: int = 0,
 ) -> Path:
-    """Write the model in ``folder``; matrices as ``kind``, vectors as F32.
+    """Write the model in ``folder``; matrices as ``kind``, or as it says of a name, vectors as F32.
 
     ``changes`` are further metadata, or others: int, float, bool, str or a list of such; None
     leaves a key out. ``tensors`` are further ones, under their names in the file. With
@@ -109,7 +109,8 @@ def add_tensors(writer: Any, folder: Path, config: dict[str, Any], arch: str, ki
         elif kind == Type.F16:
             writer.add_tensor(there, values.astype(np.float16))
         else:
-            writer.add_tensor(there, quantised(values, kind), raw_dtype=kind)
+            own = kind(there) if callable(kind) else kind
+            writer.add_tensor(there, quantised(values, own), raw_dtype=own)
 
 
 def quantised(values: NDArray[np.float32], kind: Any) -> NDArray[Any]:

@@ -29,7 +29,15 @@ PARTS: dict[str, tuple[int, int, int | None, int]] = {
     "q4_k": (32, 4, None, 256),
     "q5_k": (32, 5, None, 256),
     "q6_k": (16, 6, 32, 256),
+    "q2_k": (16, 2, None, 256),
+    "q3_k": (16, 3, 4, 256),
+    "iq4_nl": (32, 4, 0, 64),
+    "iq4_xs": (32, 4, 0, 256),
 }
+
+IQ4_LEVELS = np.array(
+    (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113), np.float64
+)
 
 
 def decode_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Array:
@@ -49,11 +57,16 @@ def decode_tiles(dtype: int, data: bytes, n_rows: int, n_cols: int) -> Array:
     codes = _codes(bits, tiles, r, np.arange(COLS)[None, :])
     codes = codes.reshape(len(heads), n_tiles, 16, COLS).transpose(0, 2, 1, 3)
     codes = codes.reshape(len(heads), 16, head_cols).astype(np.float64)
+    if kind.startswith("iq4"):
+        codes = IQ4_LEVELS[codes.astype(int)]
     halves = np.ascontiguousarray(heads[:, : head_bytes // 2 * 2]).view("<f2").astype(np.float64)
     if kind in ("q4_k", "q5_k"):
         scales = halves[:, r] * _six_bits(heads[:, 64:], 0, part, r)
         mins = -halves[:, 16 + r] * _six_bits(heads[:, 64:], 1, part, r)
-    elif kind == "q6_k":
+    elif kind == "q2_k":
+        integers = heads[:, 64 + part * 16 + r].astype(np.int64)
+        scales, mins = halves[:, r] * (integers & 15), -halves[:, 16 + r] * (integers >> 4)
+    elif kind in ("q3_k", "q6_k", "iq4_xs"):
         scales = halves[:, r] * (heads[:, 32 + part * 16 + r].astype(np.float64) - 128)
     else:
         scales = halves[:, part * 16 + r]
@@ -77,6 +90,10 @@ def _codes(bits: int, codes: NDArray[np.uint8], r: Array, c: Array) -> Array:
     if bits == 8:
         out: Array = wide[:, g * 64 + r * 4 + j]
         return out
+    if bits < 4:
+        out = wide[:, g % 4 * 64 + r * 4 + j] >> (g // 4 * 2) & 3
+        thirds = wide[:, (256 if bits == 3 else 0) + g % 4 // 2 * 64 + r * 4 + j]
+        return out + 4 * (thirds >> (4 * (g % 2) + g // 4) & 1) if bits == 3 else out
     out = wide[:, g % 8 * 64 + r * 4 + j] >> (g // 8 * 4) & 15
     if bits == 5:
         out = out + 16 * (wide[:, 512 + g % 2 * 64 + r * 4 + j] >> g // 2 & 1)
