@@ -1,6 +1,6 @@
 /* forced_inline.h - QSF_FORCED_INLINE: a function whose constant arguments must reach its body,
- * QSF_NOT_INLINED: one whose copies would cost more than its calls, and QSF_UNROLLED: a loop of up
- * to 16 turns that must become a sequence, as gcc makes it.
+ * QSF_NOT_INLINED: one whose copies would cost more than its calls, QSF_UNROLL(n): a loop whose n
+ * turns must become a sequence, and QSF_UNROLLED: one of up to 16, which gcc makes so by itself.
  *
  * Kernels have counts (tokens, tile rows) as arguments and are called with literals. Only after
  * inlining, arrays indexed by such a count become registers.
@@ -14,6 +14,13 @@
 #else
 #define QSF_FORCED_INLINE static inline
 #define QSF_NOT_INLINED
+#endif
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define QSF_UNROLL(n) /* gcc needs twice as long for the sequence */
+#else
+#define QSF_PRAGMA(text) _Pragma(#text)
+#define QSF_UNROLL(n) QSF_PRAGMA(GCC unroll n)
 #endif
 
 #if defined(__clang__) /* else it unrolls after it has put sums [n_tokens] on the stack */

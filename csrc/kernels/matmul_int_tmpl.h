@@ -132,7 +132,7 @@ QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, uintpt
     const size_t n_parts = QSF_BLOCK / form.scale_cols;
     part_scales scales;
     load_part_scales(form, head, &scales);
-#pragma GCC unroll 1
+    QSF_UNROLL(1)
     for (size_t b = 0; b < qsf_tiles_per_head(form); b++) {
         prefetch_tile(form, ahead + b * form.tile_bytes);
         const unsigned char *const codes =
@@ -141,7 +141,7 @@ QSF_FORCED_INLINE void add_head(qsf_form form, const unsigned char *head, uintpt
         fine_acts fine;
         if (form.codes == QSF_CODES_8BIT)
             load_fine(q, x->q_low + (block + b) * QSF_BLOCK, q_stride, n_tokens, &fine);
-#pragma GCC unroll 4
+        QSF_UNROLL(4)
         for (size_t part = 0; part < n_parts; part++) {
             dots dot[QSF_GROUP_TOKENS];
             if (form.codes == QSF_CODES_8BIT)

@@ -157,10 +157,10 @@ QSF_FORCED_INLINE void transpose(const float *from, size_t stride, size_t n_bloc
 {
     const __mmask8 blocks = (__mmask8)((1U << n_blocks) - 1);
     __m512 z[4]; /* lane j of z[i]: token 4 j + i */
-#pragma GCC unroll 4
+    QSF_UNROLL(4)
     for (size_t i = 0; i < 4; i++) {
         __m128 rows[4];
-#pragma GCC unroll 4
+        QSF_UNROLL(4)
         for (size_t j = 0; j < 4; j++) {
             const size_t t = 4 * j + i;
             rows[j] = t < n ? _mm_maskz_loadu_ps(blocks, from + t * stride) : _mm_setzero_ps();
@@ -375,10 +375,10 @@ QSF_FORCED_INLINE void multiply_group(qsf_form form, chunk *c, const group *g, s
     store_dots(form, c, 0, 0);
     for (size_t r = 0; r < c->n_rows; r++) {
         lanes acc[GROUP_TOKENS];
-#pragma GCC unroll 16
+        QSF_UNROLL(16)
         for (size_t t = 0; t < n_tokens; t++)
             acc[t] = c->b0 == 0 ? lanes_set(0.0F) : g->sums[r][t];
-#pragma GCC unroll 4
+        QSF_UNROLL(4)
         for (size_t s = 0; s < most; s++) {
             const size_t b = s / steps_of_block(form);
             run_ahead(form, c, r, s, LAG);
@@ -394,7 +394,7 @@ QSF_FORCED_INLINE void multiply_group(qsf_form form, chunk *c, const group *g, s
                 prefetch_outputs(g, r + 1, s);
             add_dots(form, c, r, s, n_tokens, acc);
         }
-#pragma GCC unroll 16
+        QSF_UNROLL(16)
         for (size_t t = 0; t < n_tokens; t++)
             if (!c->is_last)
                 g->sums[r][t] = acc[t];

@@ -178,7 +178,7 @@ QSF_FORCED_INLINE void add_part_groups(qsf_codes kind, digit which, const unsign
                                        size_t q_stride, size_t n_tokens,
                                        __m256i (*sum)[QSF_GROUP_TOKENS])
 {
-#pragma GCC unroll 8
+    QSF_UNROLL(8)
     for (size_t g = begin; g < end; g++)
         for (size_t h = 0; h < n_halves; h++)
             add_codes(load_group(kind, which, half + 32 * h, g), q + 4 * g, q_stride, n_tokens,
@@ -212,7 +212,7 @@ QSF_FORCED_INLINE void add_planes(qsf_codes kind, const unsigned char *half, siz
                                   size_t n_tokens, __m256i (*sum)[QSF_GROUP_TOKENS])
 {
     const code_layout at = layout_of(kind);
-#pragma GCC unroll 8
+    QSF_UNROLL(8)
     for (size_t p = begin; p < begin + n_planes; p++) {
         __m256i code[2][5];
         for (size_t h = 0; h < n_halves; h++)

@@ -69,19 +69,18 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
     const size_t n_halves = halves_of(n_tokens);
     const size_t n_digits = form.codes == QSF_CODES_IQ4 ? 2 : 1;
     for (size_t h0 = 0; h0 < 2; h0 += n_halves)
-#pragma GCC unroll 2
-        for (size_t g = part * n; g < (part + 1) * n; g += n_groups)
-#pragma GCC unroll 2
-            for (size_t i = 0; i < n_digits; i++) {
-                __m256i sum[2][QSF_GROUP_TOKENS];
-                for (size_t h = 0; h < n_halves; h++)
-                    sums_begin(n_tokens, sum[h]);
-                add_part_groups(form.codes, n_digits == 1 ? DIGITS_ALL : (digit)i, codes + 32 * h0,
-                                n_halves, g, g + n_groups, q, q_stride, n_tokens, sum);
-                for (size_t h = 0; h < n_halves; h++)
-                    sums_end(sum[h], n_tokens, i == 0 ? 1 : 16, h0 + h, g == part * n && i == 0,
-                             dot);
-            }
+        QSF_UNROLL(2)
+    for (size_t g = part * n; g < (part + 1) * n; g += n_groups)
+        QSF_UNROLL(2)
+    for (size_t i = 0; i < n_digits; i++) {
+        __m256i sum[2][QSF_GROUP_TOKENS];
+        for (size_t h = 0; h < n_halves; h++)
+            sums_begin(n_tokens, sum[h]);
+        add_part_groups(form.codes, n_digits == 1 ? DIGITS_ALL : (digit)i, codes + 32 * h0,
+                        n_halves, g, g + n_groups, q, q_stride, n_tokens, sum);
+        for (size_t h = 0; h < n_halves; h++)
+            sums_end(sum[h], n_tokens, i == 0 ? 1 : 16, h0 + h, g == part * n && i == 0, dot);
+    }
 }
 
 /* As dot_tile, for a tile that unpack_tile() has unpacked: one load of activations for both halves.
@@ -92,12 +91,12 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
     const size_t n_groups = groups_per_sum(kind);
     const int8_t *row[QSF_PANEL_TOKENS];
     rows_of(q, q_stride, n_tokens, row);
-#pragma GCC unroll 2
+    QSF_UNROLL(2)
     for (size_t g0 = 0; g0 < QSF_TILE_GROUPS; g0 += n_groups) {
         __m256i sum[2][QSF_PANEL_TOKENS];
         sums_begin(n_tokens, sum[0]);
         sums_begin(n_tokens, sum[1]);
-#pragma GCC unroll 16
+        QSF_UNROLL(16)
         for (size_t g = g0; g < g0 + n_groups; g++) {
             const __m256i low = load32(codes + g * 32);
             const __m256i high = load32(codes + (QSF_TILE_GROUPS + g) * 32);

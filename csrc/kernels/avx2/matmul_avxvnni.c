@@ -82,7 +82,7 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
     rows_of(q, q_stride, n_tokens, row);
     panel_sums_begin(n_tokens, sum[0]);
     panel_sums_begin(n_tokens, sum[1]);
-#pragma GCC unroll 16
+    QSF_UNROLL(16)
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
         const __m256i low = load32(codes + g * 32);
         const __m256i high = load32(codes + (QSF_TILE_GROUPS + g) * 32);

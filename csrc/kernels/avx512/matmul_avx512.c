@@ -81,7 +81,7 @@ QSF_FORCED_INLINE token_rows rows_of(const int8_t *q, size_t q_stride, size_t n_
 QSF_FORCED_INLINE void add_group(__m512i codes, const token_rows *x, size_t group, size_t n_tokens,
                                  size_t part, dots *dot)
 {
-#pragma GCC unroll 4
+    QSF_UNROLL(4)
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[part] = add_four(dot[t].part[part], codes, x->q[t], 4 * group);
 }
@@ -160,11 +160,11 @@ QSF_FORCED_INLINE void dot_tile(qsf_form form, const unsigned char *tile, const 
     }
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
-#pragma GCC unroll 16
+    QSF_UNROLL(16)
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
         unpack_plane(form.codes, bytes, p, codes);
-#pragma GCC unroll 8
+        QSF_UNROLL(8)
         for (size_t k = 0; k < layout.n_in_plane; k++)
             if (group_of(form.codes, p, k) < QSF_TILE_GROUPS)
                 add_group(codes[k], &x, group_of(form.codes, p, k), n_tokens, k % 2, dot);
@@ -178,7 +178,7 @@ QSF_FORCED_INLINE void dot_part(qsf_form form, const unsigned char *codes, size_
     const token_rows x = rows_of(q, q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
-#pragma GCC unroll 8
+    QSF_UNROLL(8)
     for (size_t g = part * n; g < (part + 1) * n; g++)
         add_group(unpack_group(form.codes, codes, g), &x, g, n_tokens, g % 2, dot);
 }
@@ -193,7 +193,7 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t
     const token_rows low = rows_of(x->q_low, x->q_stride, n_tokens);
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].part[0] = dot[t].part[1] = _mm512_setzero_si512();
-#pragma GCC unroll 16
+    QSF_UNROLL(16)
     for (size_t g = first; g < first + n; g++) {
         const __m512i codes = load64(bytes + g * 64);
         add_group(codes, &high, g, n_tokens, 0, dot);
@@ -235,7 +235,7 @@ QSF_CODED_TYPES(BY_TOKENS)
 QSF_FORCED_INLINE void add_value_dots(const unsigned char *codes, const int8_t *q, size_t n_rows,
                                       __m512i *dot)
 {
-#pragma GCC unroll 16
+    QSF_UNROLL(16)
     for (size_t g = 0; g < QSF_TILE_GROUPS; g++) {
         const __m512i four = load64(codes + g * 64);
         for (size_t r = 0; r < n_rows; r++)

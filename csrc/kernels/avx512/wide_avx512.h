@@ -105,7 +105,7 @@ QSF_FORCED_INLINE void add_wide_part(qsf_form form, const unsigned char *codes, 
                                      size_t part, size_t n_tokens, __m512i *dot)
 {
     const size_t n = form.scale_cols / 4;
-#pragma GCC unroll 8
+    QSF_UNROLL(8)
     for (size_t g = part * n; g < (part + 1) * n; g++) {
         const __m512i group = form.codes == QSF_CODES_8BIT ? load64(codes + g * 64)
                                                            : unpack_group(form.codes, codes, g);
@@ -123,12 +123,12 @@ QSF_FORCED_INLINE void wide_head(qsf_form form, const unsigned char *head, const
     const size_t n_parts = QSF_BLOCK / form.scale_cols;
     part_scales scales;
     load_part_scales(form, head, &scales);
-#pragma GCC unroll 1
+    QSF_UNROLL(1)
     for (size_t i = 0; i < qsf_tiles_per_head(form); i++) {
         const size_t b = b0 + i;
         const unsigned char *const codes =
             head + qsf_codes_off(form) + i * qsf_code_bytes(form.codes);
-#pragma GCC unroll 4
+        QSF_UNROLL(4)
         for (size_t part = 0; part < n_parts; part++) {
             __m512i dot[WIDE];
             QSF_UNROLLED
@@ -167,7 +167,7 @@ QSF_FORCED_INLINE void add_wide_dots(qsf_form form, const unsigned char *tile,
     const qsf_codes kind = is_unpacked_once(form.codes) ? QSF_CODES_8BIT : form.codes;
     const unsigned char *const bytes = tile + qsf_codes_off(form);
     const planes layout = planes_of(kind);
-#pragma GCC unroll 16
+    QSF_UNROLL(16)
     for (size_t p = 0; p < layout.n_planes; p++) {
         __m512i codes[5];
         if (is_unpacked_once(form.codes))

@@ -70,7 +70,7 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
         QSF_UNROLL
         for (size_t t = 0; t < n_tokens; t++)
             x[t] = vld1q_s8(q + t * q_stride + c);
-#pragma GCC unroll 16
+        QSF_UNROLL(16)
         for (size_t i = 0; i < 16; i++) {
             const int8x16_t code = vld1q_s8((const int8_t *)codes + 16 * c + 16 * i);
             QSF_UNROLL
