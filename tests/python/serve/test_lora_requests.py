@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from make.adapter_files import Q, pair, write_adapter
+from make.golden_adapters import Q, pair, write_adapter
 from make.served import Client, serving
 from qsf import Model
 from qsf_converter import convert_adapter
