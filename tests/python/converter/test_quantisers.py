@@ -147,7 +147,7 @@ def test_scales_and_mins_are_integers_for_256_columns(
     losses = {}
     for rule in ("nearest", "search"):
         stored = np.empty_like(rows)
-        tiles = quantise_rows(dtype, rows, rule=cast("Rule", rule), stored=stored)
+        tiles = quantise_rows(dtype, rows, rule=rule, stored=stored)
         np.testing.assert_array_equal(stored, decode_tiles(dtype, tiles, *rows.shape))
         losses[rule] = weighted_losses(rows, stored, np.ones(512))
     assert (losses["search"] <= losses["nearest"] * (1 + 1e-5)).all()
