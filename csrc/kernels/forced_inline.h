@@ -19,8 +19,8 @@
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define QSF_UNROLL(n) /* gcc needs twice as long for the sequence */
 #else
-#define QSF_PRAGMA(text) _Pragma(#text)
-#define QSF_UNROLL(n) QSF_PRAGMA(GCC unroll n)
+#define QSF_UNROLL_TEXT(text) _Pragma(#text)
+#define QSF_UNROLL(n) QSF_UNROLL_TEXT(GCC unroll n)
 #endif
 
 #if defined(__clang__) /* else it unrolls after it has put sums [n_tokens] on the stack */
