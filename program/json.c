@@ -129,9 +129,10 @@ static bool find_item(json v, const char *name, size_t idx, json *out)
         }
         if (v.p == v.end || is_at(v, ']'))
             return false;
-        *out = v;
-        if (is_it)
+        if (is_it) {
+            *out = v;
             return true;
+        }
         v = skip_space(skip_value(v));
         if (!is_at(v, ','))
             return false;

@@ -21,8 +21,10 @@ QSF_C_BEGIN
 
 /* Writes a key [QSF_STATE_KEY_BYTES], a digest of all that decides the bits of a state: the file's
  * contents by its checksums, layers that are skipped, how keys and values are stored, `exact`,
- * RoPE, the release, and the C library's functions. Only a model with the same key can restore a
- * state. The key does not protect against forgery. QSF_ERR_IO: the file cannot be read. */
+ * RoPE, the release, and the C library's functions; of adapters the scales of qsf_options, so that
+ * those of a session (qsf_session_set_adapters) must be kept beside its state, and set before it
+ * is restored. Only a model with the same key can restore a state. The key does not protect
+ * against forgery. QSF_ERR_IO: the file cannot be read. */
 QSF_API qsf_status qsf_model_state_key(qsf_model *m, unsigned char *key);
 
 typedef struct qsf_state {

@@ -45,7 +45,7 @@
 #endif
 
 /* How far ahead tiles are prefetched: processors do not prefetch beyond a page of 4 KiB, and a tile
- * is computed quickly. Four tiles with common scales (2304 bytes or more) are computed before
+ * is computed quickly. Four tiles with common scales (1344 to 3360 bytes) are computed before
  * those of the other tile row, so they need a larger distance. Prefetching after the end has no
  * effect. */
 #define AHEAD_BYTES 2048

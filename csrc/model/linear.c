@@ -175,12 +175,15 @@ static void add_low_rank(const range *s, const part *p, size_t row, size_t row_e
     const size_t stride = s->ops->config->low_cols;
     const float *z = l->low;
     for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
-        float scale;
-        size_t end;
-        for (size_t t = 0; (end = find_changed(s->ops, r, p->x->n_tokens, &t, &scale)) > t; t = end)
-            s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row,
-                                          z + t * stride, stride, end - t,
-                                          l->y + t * l->y_stride + row, l->y_stride);
+        for (size_t t = 0; t < p->x->n_tokens;) {
+            float scale;
+            const size_t end = find_changed(s->ops, r, p->x->n_tokens, &t, &scale);
+            if (t < end)
+                s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row,
+                                              z + t * stride, stride, end - t,
+                                              l->y + t * l->y_stride + row, l->y_stride);
+            t = end;
+        }
     }
 }
 
@@ -308,9 +311,11 @@ static void multiply_low(const low_job *job, const qsf_linear *l, size_t first, 
     const size_t stride = o->config->low_cols;
     float *z = l->low;
     for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
-        float scale;
-        size_t to;
-        for (size_t t = first; (to = find_changed(o, r, end, &t, &scale)) > t; t = to) {
+        for (size_t t = first; t < end;) {
+            float scale;
+            const size_t to = find_changed(o, r, end, &t, &scale);
+            if (t == to)
+                break;
             const qsf_acts x = qsf_acts_rows(job->x, t, to - t);
             (o->exact ? k->matmul_exact : k->matmul)[r->dtype](r->a, low_cols(r) / QSF_TILE_ROWS,
                                                                &x, z + t * stride, stride);
@@ -339,7 +344,8 @@ static void run_low(const qsf_ops *o, const qsf_linear *linears, size_t n_linear
         for (const qsf_low_rank *r = linears[i].low_rank; r != NULL && !has_any; r = r->next) {
             size_t first = 0;
             float scale;
-            has_any = find_changed(o, r, x->n_tokens, &first, &scale) > first;
+            const size_t end = find_changed(o, r, x->n_tokens, &first, &scale);
+            has_any = first < end;
         }
     if (!has_any)
         return;

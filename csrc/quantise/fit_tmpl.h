@@ -345,7 +345,7 @@ static void fit_search(const qsf_code_range *range, const qsf_fit_input *in, qsf
     s.loss = lanes_set(FLT_MAX);
     try_scale(&s, lanes_load(fit->scales), lanes_load(fit->mins));
     if (range->has_min) {
-        /* A block of equal values has its value as min, and scale 0. */
+        /* A block of equal values has its value as min, or the step nearest to it, and scale 0. */
         s.loss = lanes_where_less(low, high, s.loss, lanes_set(-1.0F));
         search_min(&s, low, high);
     } else if (range->is_exact) {

@@ -18,7 +18,7 @@
 #include <stdatomic.h>
 
 /* Sums indexed by a loop stay in registers only if the loop is unrolled. */
-#define QSF_UNROLL _Pragma("GCC unroll 8")
+#define QSF_UNROLL_8 _Pragma("GCC unroll 8")
 #define QSF_ROLLED _Pragma("GCC unroll 1")
 
 /* Without this, gcc loads and unpacks a whole tile first and runs out of registers. It generates no
@@ -130,15 +130,15 @@ QSF_FORCED_INLINE void add_groups(qsf_form form, const unsigned char *tile, cons
                                   size_t n_quarters, size_t g, partial *acc)
 {
     code_pair codes[4];
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_quarters; i++)
         codes[i] = unpack_pair(form, tile, first_quarter + i, g);
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t half = 0; half < 2; half++) {
             const int8x16_t q16 = vld1q_s8(q + t * q_stride + 32 * half + g / 4 * 16);
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t i = 0; i < n_quarters; i++) {
                 partial *const sums = acc + t * n_quarters + i;
                 *sums = partial_add(*sums, codes[i].at[half], q16, g % 4);
@@ -153,9 +153,9 @@ QSF_FORCED_INLINE void add_groups(qsf_form form, const unsigned char *tile, cons
 QSF_FORCED_INLINE void add_rows(const partial *acc, size_t n_tokens, size_t first_quarter,
                                 size_t n_quarters, bool is_first, dots *dot)
 {
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_quarters; i++) {
             int32x4_t *const rows = dot[t].quarter + first_quarter + i;
             const int32x4_t more = partial_rows(acc[t * n_quarters + i]);
@@ -170,13 +170,13 @@ QSF_FORCED_INLINE void dot_quarters(qsf_form form, const unsigned char *tile, co
                                     size_t n_quarters, dots *dot)
 {
     const size_t n_pairs = form.codes == QSF_CODES_LEVELS ? LEVEL_PAIRS : 8;
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t first = 0; first < 8; first += n_pairs) {
         partial acc[8];
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_tokens * n_quarters; i++)
             acc[i] = partial_zero();
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t g = first; g < first + n_pairs; g++)
             add_groups(form, tile, q, q_stride, n_tokens, first_quarter, n_quarters, g, acc);
         add_rows(acc, n_tokens, first_quarter, n_quarters, first == 0, dot);
@@ -229,22 +229,22 @@ QSF_FORCED_INLINE void dot_part_quarters(qsf_form form, const unsigned char *cod
 {
     const size_t n = form.scale_cols / 4;
     const size_t n_groups = form.codes == QSF_CODES_IQ4 ? LEVEL_PAIRS : n;
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t first = part * n; first < (part + 1) * n; first += n_groups) {
         partial acc[8];
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_tokens * n_quarters; i++)
             acc[i] = partial_zero();
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t g = first; g < first + n_groups; g++) {
             int8x16_t value[4];
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t i = 0; i < n_quarters; i++)
                 value[i] = unpack_group(form.codes, codes, first_quarter + i, g);
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t t = 0; t < n_tokens; t++) {
                 const int8x16_t q16 = vld1q_s8(q + t * q_stride + g / 4 * 16);
-                QSF_UNROLL
+                QSF_UNROLL_8
                 for (size_t i = 0; i < n_quarters; i++)
                     acc[t * n_quarters + i] =
                         partial_add(acc[t * n_quarters + i], value[i], q16, g % 4);
@@ -274,7 +274,7 @@ QSF_FORCED_INLINE float32x4_t quarter_to_f32(int32x4_t sums, int32_t factor, int
 
 QSF_FORCED_INLINE dots dots_add(dots a, dots b)
 {
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < 4; i++)
         a.quarter[i] = vaddq_s32(a.quarter[i], b.quarter[i]);
     return a;

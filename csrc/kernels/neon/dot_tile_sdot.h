@@ -45,15 +45,15 @@ QSF_FORCED_INLINE void add_group_fine(const unsigned char *codes, const int8_t *
                                       size_t n_quarters, size_t lane, partial *acc)
 {
     int8x16_t code[4];
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_quarters; i++)
         code[i] =
             vreinterpretq_s8_u8(veorq_u8(vld1q_u8(codes + 64 * lane + 16 * i), vdupq_n_u8(128)));
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++) {
         const int8x16_t high = vld1q_s8(q + t * q_stride);
         const int8x16_t low = vld1q_s8(q_low + t * q_stride);
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_quarters; i++) {
             partial *const sums = acc + (t * n_quarters + i) * 2;
             sums[0] = partial_add(sums[0], code[i], high, lane);
@@ -68,7 +68,7 @@ QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *bytes, size_t firs
                                          dots *dot)
 {
     partial acc[16];
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_tokens * n_quarters * 2; i++)
         acc[i] = partial_zero();
     QSF_ROLLED
@@ -81,9 +81,9 @@ QSF_FORCED_INLINE void dot_quarters_fine(const unsigned char *bytes, size_t firs
         add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 2, acc);
         add_group_fine(codes, qk, qk_low, q_stride, n_tokens, n_quarters, 3, acc);
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_quarters; i++) {
             const partial *const sums = acc + (t * n_quarters + i) * 2;
             dot[t].quarter[first_quarter + i] = vaddq_s32(vshlq_n_s32(sums[0], 8), sums[1]);

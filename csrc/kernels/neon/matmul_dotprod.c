@@ -41,9 +41,9 @@ QSF_FORCED_INLINE void dot_fine(const unsigned char *bytes, size_t first, size_t
 /* to [16 groups, 4 quarters, 4 x 4] */
 QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, unsigned char *to)
 {
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t g = 0; g < 8; g++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t quarter = 0; quarter < 4; quarter++) {
             const code_pair codes = unpack_pair(form, tile, quarter, g);
             vst1q_s8((int8_t *)to + 64 * g + 16 * quarter, codes.at[0]);
@@ -58,22 +58,22 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
                                     size_t q_stride, size_t n_tokens, dots *dot)
 {
     (void)kind;
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t quarter = 0; quarter < 4; quarter++)
             dot[t].quarter[quarter] = partial_zero();
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t c = 0; c < QSF_BLOCK; c += 16) {
         int8x16_t x[QSF_PANEL_TOKENS];
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t t = 0; t < n_tokens; t++)
             x[t] = vld1q_s8(q + t * q_stride + c);
         QSF_UNROLL(16)
         for (size_t i = 0; i < 16; i++) {
             const int8x16_t code = vld1q_s8((const int8_t *)codes + 16 * c + 16 * i);
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t t = 0; t < n_tokens; t++)
                 dot[t].quarter[i % 4] = partial_add(dot[t].quarter[i % 4], code, x[t], i / 4);
             keep_loads_here();

@@ -50,13 +50,13 @@ QSF_FORCED_INLINE row_pairs row_pairs_of(int8x16_t even, int8x16_t odd)
 /* to [8 columns of 64, 8 row pairs, 2 x 8] */
 QSF_FORCED_INLINE void unpack_tile(qsf_form form, const unsigned char *tile, unsigned char *to)
 {
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t g = 0; g < 8; g += 2) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t quarter = 0; quarter < 4; quarter++) {
             const code_pair even = unpack_pair(form, tile, quarter, g);
             const code_pair odd = unpack_pair(form, tile, quarter, g + 1);
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t half = 0; half < 2; half++) {
                 const row_pairs rows = row_pairs_of(even.at[half], odd.at[half]);
                 unsigned char *const at = to + (8 * half + g) * 64 + 32 * quarter;
@@ -99,36 +99,36 @@ QSF_FORCED_INLINE void dot_unpacked(qsf_codes kind, const unsigned char *codes, 
     const size_t n_pairs = (n_tokens + 1) / 2;
     int32x4_t acc[QSF_PANEL_TOKENS / 2][QSF_ROW_PAIRS];
     (void)kind;
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_pairs; i++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t r = 0; r < QSF_ROW_PAIRS; r++)
             acc[i][r] = vdupq_n_s32(0);
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t c = 0; c < QSF_BLOCK; c += 16) {
         token_pair x[QSF_PANEL_TOKENS / 2];
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t i = 0; i < n_pairs; i++) {
             const int8_t *const first = q + 2 * i * q_stride + c;
             x[i] = load_tokens(first, 2 * i + 1 < n_tokens ? first + q_stride : first);
         }
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t half = 0; half < 2; half++) {
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t r = 0; r < QSF_ROW_PAIRS; r++) {
                 const int8x16_t code =
                     vld1q_s8((const int8_t *)codes + 16 * c + 128 * half + 16 * r);
-                QSF_UNROLL
+                QSF_UNROLL_8
                 for (size_t i = 0; i < n_pairs; i++)
                     acc[i][r] = vmmlaq_s32(acc[i][r], code, x[i].at[half]);
                 keep_loads_here();
             }
         }
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_pairs; i++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t quarter = 0; quarter < 4; quarter++)
             store_quarter(acc[i] + 2 * quarter, n_tokens - 2 * i, quarter, dot + 2 * i);
     }
@@ -140,7 +140,7 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, size_t fi
                                            size_t n_quarters, dots *dot)
 {
     int32x4_t acc[2][8]; /* [2 planes, n_pairs, n_quarters, 2] */
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < 2 * n_pairs * n_quarters; i++) {
         acc[0][i] = vdupq_n_s32(0);
         acc[1][i] = vdupq_n_s32(0);
@@ -148,15 +148,15 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, size_t fi
     QSF_ROLLED
     for (size_t s = first / 2; s < (first + n) / 2; s++) {
         const unsigned char *const codes = bytes + 128 * s + 16 * first_quarter;
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t k = 0; k < n_quarters; k++) {
             const uint8x16_t even = veorq_u8(vld1q_u8(codes + 16 * k), vdupq_n_u8(128));
             const uint8x16_t odd = veorq_u8(vld1q_u8(codes + 64 + 16 * k), vdupq_n_u8(128));
             const row_pairs rows =
                 row_pairs_of(vreinterpretq_s8_u8(even), vreinterpretq_s8_u8(odd));
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t i = 0; i < n_pairs; i++) {
-                QSF_UNROLL
+                QSF_UNROLL_8
                 for (size_t plane = 0; plane < 2; plane++) {
                     const int8x16_t xi = x[(8 * plane + s) * n_pairs + i];
                     int32x4_t *const sums = acc[plane] + 2 * (i * n_quarters + k);
@@ -166,12 +166,12 @@ QSF_FORCED_INLINE void smmla_quarters_fine(const unsigned char *bytes, size_t fi
             }
         }
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < n_pairs; i++) {
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t k = 0; k < n_quarters; k++) {
             int32x4_t sums[2];
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t r = 0; r < 2; r++) {
                 const size_t at = 2 * (i * n_quarters + k) + r;
                 sums[r] = vaddq_s32(vshlq_n_s32(acc[0][at], 8), acc[1][at]);

@@ -69,7 +69,7 @@ QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *bytes, size_t first
                                         dots *dot)
 {
     int32x4_t acc[4 * QSF_GROUP_TOKENS];
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t i = 0; i < 4 * n_tokens; i++)
         acc[i] = vdupq_n_s32(0);
     for (size_t g = first; g < first + n; g += 2) {
@@ -82,16 +82,16 @@ QSF_FORCED_INLINE void dot_quarter_fine(const unsigned char *bytes, size_t first
                                   vreinterpretq_s16_u16(vmovl_high_u8(rows01)),
                                   vreinterpretq_s16_u16(vmovl_u8(vget_low_u8(rows23))),
                                   vreinterpretq_s16_u16(vmovl_high_u8(rows23))};
-        QSF_UNROLL
+        QSF_UNROLL_8
         for (size_t t = 0; t < n_tokens; t++) {
             const int16x8_t x = vld1q_s16(fine + t * QSF_BLOCK + 4 * g);
-            QSF_UNROLL
+            QSF_UNROLL_8
             for (size_t r = 0; r < 4; r++)
                 acc[4 * t + r] = vmlal_high_s16(
                     vmlal_s16(acc[4 * t + r], vget_low_s16(row[r]), vget_low_s16(x)), row[r], x);
         }
     }
-    QSF_UNROLL
+    QSF_UNROLL_8
     for (size_t t = 0; t < n_tokens; t++)
         dot[t].quarter[quarter] = vpaddq_s32(vpaddq_s32(acc[4 * t], acc[4 * t + 1]),
                                              vpaddq_s32(acc[4 * t + 2], acc[4 * t + 3]));
