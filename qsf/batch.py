@@ -167,6 +167,7 @@ class Batch:
             **answer_values(self._opened, options, tokens, has_text=self._reading is None),
             choosing=Choosing(params=self._params, seed=seed_of(options)),
             sink=sink,
+            adapters=session.adapter_scales,
             reading=self._reading,
         )
         if job.max_tokens == 0 and self._reading is None:

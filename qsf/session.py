@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from qsf.closable import Closing
-from qsf.errors import QsfArgumentError, QsfCancelledError, QsfError, QsfMemoryError, QsfStateError
+from qsf.errors import (
+    QsfArgumentError,
+    QsfCancelledError,
+    QsfError,
+    QsfFormatError,
+    QsfMemoryError,
+    QsfStateError,
+)
 from qsf.file.session_file import SessionFile, SessionHead, write_session
 from qsf.kv import kv_type_name
 from qsf.native import binding
@@ -274,8 +281,12 @@ class Session(Closing, Uncopyable, Talking):
             self._use(scales)
 
     def _use(self, scales: Sequence[float]) -> None:
-        self._native.set_adapters(scales)
-        self.adapter_scales = tuple(scales)
+        try:
+            numbers = tuple(map(float, scales))
+        except (OverflowError, TypeError, ValueError):
+            raise QsfArgumentError("scales of adapters are numbers", argument="scales") from None
+        self._native.set_adapters(numbers)
+        self.adapter_scales = numbers
 
     def fork(self) -> Session:
         """Return a new session that holds the same tokens and messages and continues on its own.
@@ -670,16 +681,18 @@ def load_session(session: Session, path: str | os.PathLike[str]) -> SessionHead:
             binding.write_state(session._native, state, offset, block, crc32)
 
         with session._turn():
-            session._use(head.adapters or opened.adapter_scales())
+            before = session.adapter_scales
             session._native.rewind(0)
             try:
+                session._use(head.adapters or opened.adapter_scales())
                 file.read_blocks(take)
-            except QsfMemoryError:  # the KV pool is full: nothing is wrong with the file
-                raise
+                if state.n_bytes:
+                    binding.adopt_state(session._native, head.tokens)
             except QsfError as error:
-                raise error.located(path) if error.path is None else error from None
-            if state.n_bytes:
-                binding.adopt_state(session._native, head.tokens)
+                session._use(before)
+                if error.path is None and not isinstance(error, QsfMemoryError):
+                    error = error.located(path)  # else the KV pool is full
+                raise error from None
     session.messages[:] = messages
     return head
 
@@ -693,6 +706,9 @@ def _check_goes_on(opened: OpenedModel, file: SessionFile) -> None:
             "the same file, KV type, quality, exactness and release only",
             argument="path",
         )
+    if len(head.adapters) not in (0, len(opened.adapters)):
+        n_here = len(opened.adapters)
+        raise QsfFormatError(f"{file.path}: its note has {len(head.adapters)} scales of {n_here}")
     if len(head.tokens) > ctx_tokens:
         raise QsfArgumentError(
             f"{file.path}: it holds {len(head.tokens)} tokens, but the context holds {ctx_tokens}: "

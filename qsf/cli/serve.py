@@ -342,7 +342,7 @@ def make_server(
         aliases |= dict.fromkeys([*words, *(Path(word).name for word in words)], next(iter(paths)))
     adapters = [each.name for each in model.adapters if each.name]
     for name in adapters:
-        if name in paths:
+        if name in paths or name in aliases:
             raise UsageError(f"--lora {name}=FILE: the model is called {name}, too")
     aliases |= dict.fromkeys(adapters, next(iter(paths)))
     hosts = Hosts(

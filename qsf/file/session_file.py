@@ -34,6 +34,7 @@ MAX_STATE_BYTES: Final = 1 << 42
 _ALIGN: Final = 4096
 _HEADER: Final = struct.Struct("<4sIIIIIQII8x32sQ36xI")
 _NOTE_NAMES: Final = {"messages", "model", "kv_type", "owner"}
+_MOST_F32: Final = 3.4028234663852886e38
 _LATER_NAMES: Final = {"adapters"}  # only in the note of a session that has it
 
 
@@ -351,6 +352,8 @@ def _parse_note(data: bytes, memory_bytes: int) -> dict[str, Any]:
     ):
         raise QsfFormatError("the note: messages must be a list of objects with role and content")
     scales = note.get("adapters", [])
-    if not isinstance(scales, list) or not all(type(scale) in (int, float) for scale in scales):
-        raise QsfFormatError("the note: adapters must be a list of numbers")
+    if not isinstance(scales, list) or not all(
+        type(scale) in (int, float) and abs(scale) <= _MOST_F32 for scale in scales
+    ):
+        raise QsfFormatError("the note: adapters must be a list of numbers that an f32 holds")
     return note

@@ -586,10 +586,7 @@ class NativeSession(_Handle):
 
     def set_adapters(self, scales: Sequence[float]) -> None:
         """Set the scales of the model's adapters; if they change, the session holds no tokens."""
-        try:
-            given = ffi.new("float[]", list(scales))
-        except (OverflowError, TypeError) as error:
-            raise errors.QsfArgumentError(f"scales of adapters cannot be {scales!r}") from error
+        given = ffi.new("float[]", list(scales))
         check_status(lib.qsf_session_set_adapters(self._live_handle(), given, len(given)))
 
     def rewind(self, n_tokens: int) -> None:

@@ -87,19 +87,24 @@ def read_adapter(text: str) -> Adapter:
 
     Raises QsfArgumentError for a scale that is not finite, or 0.
     """
-    named = re.fullmatch(r"([\w.-]+)=(.+)", text, re.DOTALL)
-    if named is not None and not Path(text).exists():
-        return replace(read_adapter(named[2]), name=named[1])
+    path, scale = _path_and_scale(text)
+    named = re.fullmatch(r"([\w.-]+)=(.+)", path, re.DOTALL)
+    if named is None or Path(path).exists():
+        return Adapter(path, scale)
+    return Adapter(named[2], scale, named[1])
+
+
+def _path_and_scale(text: str) -> tuple[str, float]:
     place, colon, said = text.rpartition(":")
     if not place or not colon or Path(text).exists():
-        return Adapter(text, 1.0)
+        return text, 1.0
     try:
         scale = float(said)
     except ValueError:
-        return Adapter(text, 1.0)  # a colon can be part of a path
+        return text, 1.0  # a colon can be part of a path
     if not math.isfinite(scale) or scale == 0:
         raise QsfArgumentError(f"--lora {text}: the scale {said} is not a finite number, or is 0")
-    return Adapter(place, scale)
+    return place, scale
 
 
 def read_adapters(options: ModelOptions) -> tuple[Adapter, ...]:

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -349,7 +350,7 @@ class Server:
             ask.adapters = None if ask.adapters == usual else ask.adapters
             kept = ask.keep_seconds
             host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
-            encoder = make_encoder(ask, serving)
+            encoder = make_encoder(ask, replace(serving, name=adapter or serving.name))
             call = Call()
 
             def post(job: Job, event: Event) -> None:

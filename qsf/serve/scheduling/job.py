@@ -234,6 +234,7 @@ class Slot:
 
     Attributes:
         n_held: number of tokens in the engine's session.
+        adapters: as of the job whose tokens these are.
         leader: a slot that evaluates the first tokens of this slot's job, with its job and their
             number; until then this job waits. None: no such slot.
         is_pinned: holds the shared prefix, and never anything else.
@@ -243,6 +244,7 @@ class Slot:
     job: Job | None = None
     n_held: int = 0
     salt: str = ""
+    adapters: tuple[float, ...] | None = None
     used: float = 0.0
     leader: tuple[Slot, Job, int] | None = None
     is_pinned: bool = False

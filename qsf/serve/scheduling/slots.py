@@ -108,6 +108,7 @@ class Slots:
             oldest = min(empty, key=lambda each: each.used)
             if self._copy(oldest, slot, slot.n_held):
                 oldest.salt, oldest.used = slot.salt, self._clock()
+                oldest.adapters = slot.adapters
             else:
                 self.keep(oldest, 0)
 
@@ -133,7 +134,8 @@ class Slots:
         others = (
             other
             for other in self.all
-            if other is not slot and (other.salt == slot.salt or other.is_pinned)
+            if other is not slot
+            and (other.salt == slot.salt or (other.is_pinned and slot.adapters is None))
         )
         counts = (self._engine.count_common(other.index, tokens) for other in others)
         return max(counts, default=0)
@@ -156,6 +158,7 @@ class Slots:
         if self._n_held_of(slot, job) < slot.n_held:
             self._write(slot, self._n_elsewhere(slot))
         self._engine.set_adapters(slot.index, job.adapters)
+        slot.adapters = job.adapters
         slot.n_held = self._engine.n_held(slot.index)
         saved_seconds = self._read(slot, job, n_most)
         n_common = min(self._n_held_of(slot, job), n_most)

@@ -168,7 +168,7 @@ def test_each_session_of_a_pass_has_its_own_adapter(base: Path, tmp_path: Path) 
         assert sessions[1].n_tokens == len(TOKENS)
         with pytest.raises(QsfArgumentError, match=r"called 'all': there are x, y, z"):
             sessions[1].adapter = "all"
-        for wrong in ([1.0], [0, 1e39, 0, 0], [0, "1", 0, 0]):
+        for wrong in ([1.0], [0, 1e39, 0, 0], [0, "x", 0, 0]):
             with pytest.raises(QsfArgumentError):
                 sessions[1].set_adapters(wrong)  # type: ignore[arg-type]
         assert np.array_equal(sessions[1].logits(TOKENS), alone["z"])
@@ -190,7 +190,32 @@ def test_forks_and_files_keep_the_adapter_of_a_session(base: Path, tmp_path: Pat
         assert np.array_equal(model.logits(TOKENS), want)
 
 
-def test_names_of_adapters(base: Path, tmp_path: Path, qsf: Run) -> None:
+def test_vectors_and_damaged_files_leave_the_adapter(base: Path, tmp_path: Path) -> None:
+    lora, kept = adapters_of(base, tmp_path), tmp_path / "kept"
+    prompts = [[5, 9, 14], [2, 33]]
+    with qsf.Model(base, lora=[lora[0], lora[1][2:]], ram_budget=None) as model:
+        want = [list(vector) for vector in model.embed(prompts)]
+    with qsf.Model(base, lora=lora, ram_budget=None) as model:
+        model.session.adapter = "y"
+        model.session.logits(TOKENS)
+        model.session.save(kept)
+    data = bytearray(kept.read_bytes())
+    data[-1] ^= 1
+    kept.write_bytes(data)
+    with qsf.Model(base, lora=lora, ram_budget=None, sessions=2) as model:
+        model.session.set_adapters(np.array([0.5, 1, 0, 0], np.float32))
+        assert [list(vector) for vector in model.embed(prompts)] == want
+        assert model.session.adapter == "x"
+        with pytest.raises(QsfFormatError):
+            model.session.load(kept)
+        assert model.session.adapter == "x"
+        model.session.logits(TOKENS)
+        model.session.save(kept)
+
+
+def test_names_of_adapters(
+    base: Path, tmp_path: Path, qsf: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     adapter = made_for(base, tmp_path)
     with pytest.raises(QsfArgumentError, match="two adapters are called x"):
         Model(base, lora=[f"x={adapter}", f"x={adapter}:2"])
@@ -198,8 +223,12 @@ def test_names_of_adapters(base: Path, tmp_path: Path, qsf: Run) -> None:
     assert refused.returncode == 2
     assert "leave NAME= out" in refused.stderr
     odd = adapter.rename(tmp_path / "p=q.qsf")
-    with Model(base, lora=odd, ram_budget=None) as model:
-        assert model.adapters[0].name == ""
+    for text, name, scale in ((odd, "", 1), (f"{odd}:0.5", "", 0.5), (f"x={odd}:2", "x", 2)):
+        with Model(base, lora=text, ram_budget=None) as model:
+            assert (model.adapters[0].name, model.adapters[0].scale) == (name, scale)
+    monkeypatch.chdir(tmp_path)
+    with Model(base, lora="p=q.qsf:0.5", ram_budget=None) as model:
+        assert (model.adapters[0].name, model.adapters[0].scale) == ("", 0.5)
 
 
 # ---- what is refused ----

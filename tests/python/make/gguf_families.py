@@ -301,6 +301,7 @@ def _latent_sizes(config: dict[str, Any], *, is_older: bool) -> dict[str, Any]:
             Keys.LLM.LEADING_DENSE_BLOCK_COUNT: config["num_hidden_layers"],
             Keys.LLM.EXPERT_FEED_FORWARD_LENGTH: config["intermediate_size"],
             Keys.LLM.EXPERT_SHARED_COUNT: 0,
+            Keys.LLM.EXPERT_WEIGHTS_NORM: True,
         }
     return said
 

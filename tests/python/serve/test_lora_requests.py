@@ -57,6 +57,7 @@ def text_of(client: Client, **fields: Any) -> str:
     answer = client.post(
         "/v1/completions", prompt=PROMPT, max_tokens=24, temperature=0, **fields
     ).json
+    assert answer["model"] == fields.get("model", "usual")
     return str(answer["choices"][0]["text"])
 
 
@@ -102,3 +103,13 @@ def test_models_that_adapters_make_are_listed(client: Client) -> None:
     assert {*entries} == {*NAMES}
     assert entries["poet"]["parent"] == "usual"
     assert client.get("/v1/models/poet").json["id"] == "poet"
+
+
+def test_a_batch_is_answered_with_the_session_s_adapter(
+    tiny_llama_8bit: Path, lora: list[str], alone: dict[str, str]
+) -> None:
+    with Model(tiny_llama_8bit, lora=lora, ram_budget=None, sessions=2) as model:
+        model.session.adapter = "pirate"
+        answers = model.batch([PROMPT] * 3, max_tokens=24, temperature=0)
+        assert [answer.text for answer in answers] == [alone["pirate"]] * 3
+        assert model.session.adapter == "pirate"

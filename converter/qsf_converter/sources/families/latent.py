@@ -233,7 +233,8 @@ def _gguf_deepseek2(fields: Fields, shapes: Shapes, config: Mapping[str, Any]) -
     """Choose the family by its experts: none, a sigmoid with a selection bias, or others."""
     keys = _gguf_sizes(fields, shapes, config)
     if not fields.get("expert_count"):
-        return {**keys, **dict.fromkeys(_OF_ROUTED), "architectures": ["YoutuForCausalLM"]}
+        without = dict.fromkeys((*_OF_ROUTED, "norm_topk_prob"))
+        return {**keys, **without, "architectures": ["YoutuForCausalLM"]}
     has_bias = any("exp_probs_b" in name for name in shapes)
     function = fields.get("expert_gating_func", 2 if has_bias else 1)
     if function != (2 if has_bias else 1):
