@@ -24,10 +24,10 @@ FUZZ_SECONDS ?= 60
 PREFIX ?= /usr/local
 WHEELS ?= dist
 # In these the arithmetic of models is looked at; for the others one instruction set is enough.
-ISA_TESTS := forward native passes public_api same_bits
+ISA_TESTS := forward misuse passes public_api same_bits
 # Of these on scalar, which takes ten times as long; that it gives the same bits as the others,
 # check_kernels and qsf.selftest see on each of them.
-SCALAR_TESTS := native public_api
+SCALAR_TESTS := misuse public_api
 # Of the exhaustive loops of the C tests, where a case is slow or is tried by another verb: see
 # tests/c/check.h. `make test-c` in CI runs all cases.
 # Of the C tests under emulation: arithmetic of models, plans, files.
