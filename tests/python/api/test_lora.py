@@ -203,7 +203,7 @@ def test_vectors_and_damaged_files_leave_the_adapter(base: Path, tmp_path: Path)
     data[-1] ^= 1
     kept.write_bytes(data)
     with qsf.Model(base, lora=lora, ram_budget=None, sessions=2) as model:
-        model.session.set_adapters(np.array([0.5, 1, 0, 0], np.float32))
+        model.session.set_adapters(np.array([0.5, 1, 0, 0], np.float32))  # type: ignore[arg-type]
         assert [list(vector) for vector in model.embed(prompts)] == want
         assert model.session.adapter == "x"
         with pytest.raises(QsfFormatError):
