@@ -43,7 +43,7 @@ CAPS: dict[str, int] = {
     "qsf/native": 1497,
     "qsf/ray": 728,
     "qsf/report": 746,
-    "qsf/serve": 8859,
+    "qsf/serve": 8863,
     "qsf/shell": 1587,
     "qsf/system": 635,
     "qsf/text": 3164,

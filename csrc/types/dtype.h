@@ -43,14 +43,14 @@ typedef enum qsf_codes {
     QSF_CODES_IQ4     /* the same of QSF_IQ4_LEVELS */
 } qsf_codes;
 
-typedef enum qsf_scales { /* from 4BIT on four tiles have them in common */
-                          QSF_SCALES_NONE,
-                          QSF_SCALES_F16,
-                          QSF_SCALES_E8M0, /* powers of two, a byte each */
-                          QSF_SCALES_4BIT, /* integers times an f16 for 256 columns; mins the same
-                                            */
-                          QSF_SCALES_6BIT, /* the same */
-                          QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
+/* From 4BIT on four tiles have them in common. */
+typedef enum qsf_scales {
+    QSF_SCALES_NONE,
+    QSF_SCALES_F16,
+    QSF_SCALES_E8M0, /* powers of two, a byte each */
+    QSF_SCALES_4BIT, /* integers times an f16 for 256 columns; mins the same */
+    QSF_SCALES_6BIT, /* the same */
+    QSF_SCALES_8BIT  /* integers + 128, times an f16 for 256 columns */
 } qsf_scales;
 
 /* The properties of a type that kernels use. Literals after inlining, if the type is a literal. */

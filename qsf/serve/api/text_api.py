@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -75,9 +76,12 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
 
 
 def adapters(serving: Serving, _scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the adapters, as llama-server lists them; with ``name`` a request chooses one."""
+    """Return the adapters as llama-server lists them, but no folders of this machine.
+
+    With ``name`` a request chooses one.
+    """
     return [
-        {"id": i, "path": each.path, "name": each.name, "scale": each.scale}
+        {"id": i, "path": Path(each.path).name, "name": each.name, "scale": each.scale}
         for i, each in enumerate(serving.model.adapters)
     ]
 

@@ -82,9 +82,9 @@ def test_requests_at_the_same_time_are_answered_as_if_alone(
 
 def test_a_request_sets_scales_as_of_llama_server(client: Client, alone: dict[str, str]) -> None:
     listed = client.get("/lora-adapters").json
-    assert [(each["id"], each["name"], each["scale"]) for each in listed] == [
-        (0, "poet", 0.2),
-        (1, "pirate", 0.2),
+    assert listed == [
+        {"id": 0, "path": "poet.qsf", "name": "poet", "scale": 0.2},
+        {"id": 1, "path": "pirate.qsf", "name": "pirate", "scale": 0.2},
     ]
     assert text_of(client, lora=[{"id": 1, "scale": 0.2}]) == alone["pirate"]
     assert text_of(client, model="poet", lora=[]) == alone["usual"]
