@@ -32,28 +32,51 @@ static void show(const char *p, size_t n)
     fflush(stdout);
 }
 
-/* Bytes at the end of the text that may become a stop text. */
-static size_t held_bytes(const request *r, const buffer *text, size_t from)
+typedef struct progress {
+    const request *r;
+    const chat_form *form;
+    bool is_shown;
+    bool is_stopped; /* by a stop text */
+    size_t n_shown;  /* bytes of the text */
+    answer *out;
+} progress;
+
+/* The stop texts of the command line, then those of the file; NULL after the last one. */
+static const char *stop_text(const progress *p, uint32_t i)
 {
+    if (i < p->r->n_stops)
+        return p->r->stops[i];
+    return i - p->r->n_stops < p->form->n_stops ? p->form->stops[i - p->r->n_stops].p : NULL;
+}
+
+/* Bytes at the end of the text that may become a stop text. */
+static size_t held_bytes(const progress *p)
+{
+    const buffer *const text = &p->out->text;
     size_t most = 0;
-    for (uint32_t i = 0; i < r->n_stops; i++)
-        for (size_t n = strlen(r->stops[i]) - 1; n > most; n--)
-            if (text->n - from >= n && memcmp(text->p + text->n - n, r->stops[i], n) == 0)
+    const char *stop;
+    for (uint32_t i = 0; (stop = stop_text(p, i)) != NULL; i++)
+        for (size_t n = strlen(stop) - 1; n > most; n--)
+            if (text->n - p->n_shown >= n && memcmp(text->p + text->n - n, stop, n) == 0)
                 most = n;
     return most;
 }
 
-/* Cuts the text where a stop text is complete: the first to end, of two the longer. */
-static bool cut_at_stop(const request *r, buffer *text, size_t from)
+/* Cuts the text where a stop text is complete: the first to end, of two the longer. Sets the reason
+ * for the end. */
+static bool cut_at_stop(const progress *p)
 {
+    buffer *const text = &p->out->text;
     size_t best_end = SIZE_MAX;
     size_t best = 0;
-    for (uint32_t i = 0; i < r->n_stops; i++) {
-        const size_t n = strlen(r->stops[i]);
-        const size_t at = buffer_find(text, from, r->stops[i], n);
+    const char *stop;
+    for (uint32_t i = 0; (stop = stop_text(p, i)) != NULL; i++) {
+        const size_t n = strlen(stop);
+        const size_t at = buffer_find(text, p->n_shown, stop, n);
         if (at < text->n && (at + n < best_end || (at + n == best_end && at < best))) {
             best_end = at + n;
             best = at;
+            p->out->reason = i < p->r->n_stops ? "stop" : "end";
         }
     }
     if (best_end == SIZE_MAX)
@@ -62,26 +85,17 @@ static bool cut_at_stop(const request *r, buffer *text, size_t from)
     return true;
 }
 
-typedef struct progress {
-    const request *r;
-    bool is_shown;
-    size_t n_shown; /* bytes of the text */
-    answer *out;
-} progress;
-
 /* Takes what was added to the text; true if it has ended at a stop text. */
 static bool take_text(progress *p, bool is_last)
 {
     buffer *const text = &p->out->text;
-    const bool is_stopped = cut_at_stop(p->r, text, p->n_shown);
-    const size_t n_held = is_stopped || is_last ? 0 : held_bytes(p->r, text, p->n_shown);
+    p->is_stopped = cut_at_stop(p);
+    const size_t n_held = p->is_stopped || is_last ? 0 : held_bytes(p);
     const size_t n_new = text->n - n_held - p->n_shown;
     if (p->is_shown)
         show(text->p + p->n_shown, n_new);
     p->n_shown += n_new;
-    if (is_stopped)
-        p->out->reason = "stop";
-    return is_stopped;
+    return p->is_stopped;
 }
 
 static bool is_end(const opened *o, uint32_t token)
@@ -131,7 +145,7 @@ void answer_prompt(opened *o, const request *r, uint64_t seed, bool begins_text,
 {
     *out = (answer){0};
     buffer_add(&out->text, "", 0);
-    progress p = {r, is_shown, 0, out};
+    progress p = {.r = r, .form = &o->form, .is_shown = is_shown, .out = out};
     if (tokens->n == 0)
         fail("the prompt has no tokens");
     const double start = now_seconds();
@@ -159,7 +173,7 @@ void answer_prompt(opened *o, const request *r, uint64_t seed, bool begins_text,
     }
     if (out->reason == NULL)
         out->reason = "length";
-    if (strcmp(out->reason, "stop") != 0) {
+    if (!p.is_stopped) {
         buffer_add(&out->text, room, qsf_decoder_flush(&decoder, room));
         (void)take_text(&p, true);
     }

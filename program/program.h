@@ -125,6 +125,8 @@ typedef struct chat_form {
     buffer ask;
     uint32_t ends[MAX_ENDS]; /* tokens that end a text */
     uint32_t n_ends;
+    buffer stops[MAX_STOPS]; /* texts that end one */
+    uint32_t n_stops;
 } chat_form;
 
 /* Reads the section CHAT. What `r` leaves to the file is set in *how. Ends the program on errors.

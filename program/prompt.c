@@ -46,6 +46,17 @@ static void read_ends(json generation, chat_form *form)
         add_end(form, id);
 }
 
+static void read_stops(json generation, chat_form *form)
+{
+    json texts;
+    json text;
+    if (!json_member(generation, "stop_strings", &texts))
+        return;
+    form->n_stops = json_text(texts, &form->stops[0]);
+    for (size_t i = 0; form->n_stops < MAX_STOPS && json_element(texts, i, &text); i++)
+        form->n_stops += json_text(text, &form->stops[form->n_stops]);
+}
+
 /* As asked for, else as the file recommends, else as it is. */
 static double choose(double asked, json generation, const char *name, double otherwise)
 {
@@ -71,6 +82,7 @@ void chat_form_read(qsf_model *model, const request *r, chat_form *form, qsf_sam
     (void)json_member(chat, "generation", &generation);
     read_form(chat, form);
     read_ends(generation, form);
+    read_stops(generation, form);
     const bool is_greedy =
         json_member(generation, "do_sample", &sample) && json_is(sample, "false");
     qsf_sampling_default(how);
@@ -94,6 +106,8 @@ void chat_form_free(chat_form *form)
                              &form->answer, &form->next,          &form->ask};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
         buffer_free(texts[i]);
+    for (uint32_t i = 0; i < form->n_stops; i++)
+        buffer_free(&form->stops[i]);
 }
 
 /* ---- tokens ---- */

@@ -24,7 +24,7 @@ from qsf.session import Session, Talking, Uncopyable, _Run, create_session
 from qsf.text.arguments import as_messages, as_tokens
 from qsf.text.channels import ends_with_channels
 from qsf.text.parts import OpenedModel, read_text_parts
-from qsf.text.sampling import end_ids, resolve_sampling
+from qsf.text.sampling import end_ids, end_texts, resolve_sampling
 
 if TYPE_CHECKING:
     from array import array
@@ -239,6 +239,11 @@ class Model(Closing, Uncopyable, Talking):
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a text."""
         return self._opened.end_ids
+
+    @property
+    def end_texts(self) -> tuple[str, ...]:
+        """The texts that end one, where no token does."""
+        return end_texts(self._opened.generation)
 
     @property
     def text_vectors(self) -> TextVectors:

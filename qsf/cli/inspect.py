@@ -49,7 +49,7 @@ from qsf.shell.output import check_not_a_source, check_output
 from qsf.shell.progress import ProgressLine
 from qsf.text.channels import ends_with_channels
 from qsf.text.parts import read_text_parts
-from qsf.text.sampling import end_ids
+from qsf.text.sampling import end_ids, end_texts
 
 PROGRAM = "qsf-inspect"
 
@@ -220,6 +220,7 @@ def describe(reader: Reader) -> dict[str, Any]:
         "tokenizer": _tokenizer(reader),
         "has_chat_template": _has_template(reader),
         "end_tokens": _end_tokens(reader),
+        "end_texts": _end_texts(reader),
         "meta": read_meta(reader),
     }
 
@@ -245,7 +246,8 @@ def report_lines(reader: Reader, *, with_tensors: bool) -> Iterator[str]:
     used = _tokenizer(reader)
     yield "tokenizer: no" if used is None else f"tokenizer: yes, that of the {used}"
     yield f"chat template: {'yes' if _has_template(reader) else 'no'}"
-    ends = (f"{end['text']} ({end['id']})" for end in _end_tokens(reader))
+    ends = [f"{end['text']} ({end['id']})" for end in _end_tokens(reader)]
+    ends += [f"the text {json.dumps(text)}" for text in _end_texts(reader)]
     yield f"an answer ends at: {', '.join(ends) or 'no token'}"
     yield from _report_meta(reader)
 
@@ -272,6 +274,13 @@ def _end_tokens(reader: Reader) -> list[dict[str, Any]]:
         }
         for end in sorted(ends_with_channels(ends, tokenizer))
     ]
+
+
+def _end_texts(reader: Reader) -> tuple[str, ...]:
+    try:
+        return end_texts(read_text_parts(reader.path).generation)
+    except QsfError:
+        return ()
 
 
 def _has_template(reader: Reader) -> bool:

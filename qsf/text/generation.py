@@ -13,7 +13,7 @@ from qsf.kv import parse_kv_policy
 from qsf.native import binding
 from qsf.options import MAX_U32
 from qsf.text.channels import answer_decoder
-from qsf.text.sampling import StopMatcher, resolve_sampling, sampling_fields
+from qsf.text.sampling import StopMatcher, end_texts, resolve_sampling, sampling_fields
 from qsf.text.tokenizer import IncrementalDecoder
 
 if TYPE_CHECKING:
@@ -177,7 +177,9 @@ class Answer:
         rest = ""
         if not self.matcher.is_stopped:
             rest = self.matcher.push(self.decoder.flush()) + self.matcher.flush()
-        self.reason = "stop" if self.matcher.is_stopped else reason
+        if self.matcher.is_stopped:
+            reason = "end" if self.matcher.stopped_by is None else "stop"
+        self.reason = reason
         return self.read(rest)
 
     def read(self, text: str) -> str:
@@ -201,7 +203,10 @@ def answer_values(
         "prompt": tokens,
         "max_tokens": options.max_tokens,
         "decoder": decoder,
-        "matcher": StopMatcher([options.stop] if isinstance(options.stop, str) else options.stop),
+        "matcher": StopMatcher(
+            [options.stop] if isinstance(options.stop, str) else options.stop,
+            end_texts(opened.generation),
+        ),
         "end_ids": opened.end_ids,
         "constraint": None if constraint is None else _made(constraint),
         "ctx_tokens": opened.info.plan.ctx_tokens,

@@ -6,7 +6,7 @@ The choice itself, which touches every logit, is made in C (``qsf_session_sample
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,8 +106,21 @@ def end_ids(eos_id: int | None, generation: Mapping[str, Any] | None = None) -> 
     return frozenset(ids if eos_id is None else [*ids, eos_id])
 
 
+def end_texts(generation: Mapping[str, Any] | None = None) -> tuple[str, ...]:
+    """Return the texts that end an answer: ``stop_strings`` of the file's generation defaults.
+
+    Raises:
+        QsfFormatError: they are not texts, or empty.
+    """
+    named = (generation or {}).get("stop_strings") or []
+    texts = named if isinstance(named, list) else [named]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise QsfFormatError(f"the file's generation defaults: stop_strings is {shown(named)}")
+    return tuple(texts)
+
+
 class StopMatcher:
-    """Passes text through until a stop string is complete.
+    """Passes text through until a stop string, or a text that ends the answer, is complete.
 
     Text that may be the beginning of a stop string is held back, so no part of one is ever
     emitted, however the text is cut into pieces. If two stop strings overlap, the first complete
@@ -120,21 +133,19 @@ class StopMatcher:
         matcher.push("ND of")    # "", and matcher.is_stopped
     """
 
-    def __init__(self, stops: Iterable[str]) -> None:
-        """Raise QsfArgumentError if a stop string is empty."""
-        self._stops = tuple(stops)
-        for stop in self._stops:
+    def __init__(self, stops: Iterable[str], ends: Sequence[str] = ()) -> None:
+        """Raise QsfArgumentError if a stop string is empty. ``ends``: the file's own."""
+        asked = tuple(stops)
+        for stop in asked:
             if not isinstance(stop, str) or not stop:
                 raise QsfArgumentError(
                     f"a stop string must be a text that is not empty: {stop!r}", argument="stop"
                 )
+        self._asked = frozenset(asked)
+        self._stops = (*asked, *ends)
         self._held = ""
-        self.stopped_by: str | None = None
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string was found; ``stopped_by`` is that string."""
-        return self.stopped_by is not None
+        self.is_stopped = False
+        self.stopped_by: str | None = None  # unless a text of the file's own ended it
 
     def push(self, piece: str) -> str:
         """Return the text that can be shown now. After a match: ""."""
@@ -147,8 +158,9 @@ class StopMatcher:
             if (start := text.find(stop)) >= 0
         ]
         if hits:
-            _, start, self.stopped_by = min(hits)
-            self._held = ""
+            _, start, found = min(hits)
+            self.is_stopped, self._held = True, ""
+            self.stopped_by = found if found in self._asked else None
             return text[:start]
         n_held = max((n_overlap(text, stop) for stop in self._stops), default=0)
         n_shown = len(text) - n_held

@@ -27,6 +27,8 @@ json.dump(config, open(path, "w"))
 PY
 "$python/python" "$work/chat/template.py" "$work/chat"
 "$python/qsf" convert -q "$work/chat" "$work/chat.qsf" 2>/dev/null
+sed -i 's/{/{"stop_strings": [" girl", " friend"],/' "$work/chat/generation_config.json"
+"$python/qsf" convert -q "$work/chat" "$work/ends.qsf" 2>/dev/null
 [ -e "$tree/build/tiny-llama.qsf" ] || "$python/qsf" convert -q "$tree/examples/tiny-llama" "$tree/build/tiny-llama.qsf"
 tiny=$tree/build/tiny-llama.qsf
 
@@ -46,6 +48,7 @@ input="The dog and the cat" compare "$tiny" --seed 5 --top-k 0 --top-p 1 --repet
 compare "$tiny" -p "One day" --seed 9 --temp 1.5 --min-p 0.05 --kv-type k8v4 --ram-budget 150MB -n 40
 compare "$tiny" -p "Once upon a time" --temperature 0 --stop girl --stop " happy" -n 90
 compare "$tiny" -p "Once upon a time" --temperature 0 --draft off --io direct -t 1 -n 30
+compare "$work/ends.qsf" -p "Once upon a time" --raw --temperature 0 -n 90
 compare "$work/chat.qsf" -p " Who <|end_of_text|> are you? " --seed 1 -n 30
 compare "$work/chat.qsf" -p "Who are you?" --system "Be brief." --seed 1 -n 30
 compare "$work/chat.qsf" -p "Who are you?" --raw --seed 1 -n 30
@@ -77,9 +80,11 @@ compare "$tiny" -f "$work/mark.txt" --temperature 0 -n 9
 
 # ---- the other commands, and errors of one line ----
 keys='import json,sys; r=json.loads(sys.stdin.read()); print(r["text"], r["ids"], r["stop_reason"], "accepted_tokens" in r)'
-ask=(run "$tiny" -p "Once" --seed 2 -n 12 --json)
-[ "$("${program[@]}" "${ask[@]}" | "$python/python" -c "$keys")" = \
-    "$("$python/qsf" "${ask[@]}" | "$python/python" -c "$keys")" ] || fail "--json says something else"
+for model in "$tiny" "$work/ends.qsf"; do
+    ask=(run "$model" -p "Once upon a time" --raw --temperature 0 -n 90 --stop cat --json)
+    [ "$("${program[@]}" "${ask[@]}" | "$python/python" -c "$keys")" = \
+        "$("$python/qsf" "${ask[@]}" | "$python/python" -c "$keys")" ] || fail "--json says something else"
+done
 for command in plan inspect; do
     "${program[@]}" "$command" "$tiny" --json | "$python/python" -c 'import json,sys; json.load(sys.stdin)'
     "${program[@]}" "$command" "$tiny" >/dev/null

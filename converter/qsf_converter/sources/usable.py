@@ -19,7 +19,7 @@ from qsf.file.layout import Header
 from qsf.foreign_json import read_json
 from qsf.text.chat import ChatTemplate, template_fault
 from qsf.text.render import one_process
-from qsf.text.sampling import end_ids, resolve_sampling
+from qsf.text.sampling import end_ids, end_texts, resolve_sampling
 from qsf.text.tokenizer import Tokenizer
 from qsf_converter.sources.metadata import TOKEN_IDS
 from qsf_converter.text.tables import open_tokenizer
@@ -99,6 +99,8 @@ _KNOWN = (
 )
 # A token that looks like a mark counts as one without being special
 _MARK = r"<[^<>\s]+>|\[[^\[\]\s]+\]"
+# Shorter texts, and those without a letter, stand within answers, too.
+_LEAST_END_CHARS = 4
 _THOUGHT, _ANSWER, _QUESTION = "qZ0Xk", "qZ1Xk", "qZ2Xk"
 
 
@@ -112,28 +114,35 @@ def with_turn_ends(chat: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, A
     names = (chat["special_tokens"].get("eos_token"), *_KNOWN)
     known = [tokenizer.token_id(name) for name in names if name]
     more = [token for token in known if token in tokenizer.special_ids]
-    more += _written_after(template, tokenizer)
-    more = [token for token in dict.fromkeys(more) if token not in ends]
+    written, text = _written_after(template, tokenizer)
+    more = [token for token in dict.fromkeys([*more, *written]) if token not in ends]
     inner = _written_within(template, tokenizer) if more else set()
     more = [token for token in more if token not in inner]
-    if not more:
-        return dict(chat)
-    return {**chat, "generation": {**chat["generation"], "eos_token_id": ends + more}}
+    generation = dict(chat["generation"])
+    if more:
+        generation["eos_token_id"] = ends + more
+    if text:
+        generation["stop_strings"] = [*dict.fromkeys([*end_texts(generation), text])]
+    return {**chat, "generation": generation}
 
 
-def _written_after(template: ChatTemplate, tokenizer: Tokenizer) -> list[int]:
+def _written_after(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[list[int], str]:
+    """Return the tokens that end a turn; if none does, the text that does, or ""."""
     question = {"role": "user", "content": _QUESTION}
     messages = [question, {"role": "assistant", "content": _ANSWER}]
     last = _rendered(template, messages).partition(_ANSWER)[2]
     followed = _rendered(template, [*messages, question]).partition(_ANSWER)[2]
     followed = followed.partition(_QUESTION)[0]
     pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(last, followed, strict=False))
-    both = _marks("".join(char for char, _ in pairs), tokenizer)
+    text = "".join(char for char, _ in pairs).strip()
+    both = _marks(text, tokenizer)
     if both:
-        return both[-1:]
+        return both[-1:], ""
     # Nothing in common: an end of the whole here, the end of a turn or the next one there.
     firsts = (_marks(text, tokenizer, at_start=True)[:1] for text in (last, followed))
-    return list(itertools.chain(*firsts))
+    tokens = list(itertools.chain(*firsts))
+    is_end = not tokens and len(text) >= _LEAST_END_CHARS and re.search(r"\w", text)
+    return tokens, text if is_end else ""
 
 
 def _written_within(template: ChatTemplate, tokenizer: Tokenizer) -> set[int | None]:
@@ -174,6 +183,7 @@ def usable_generation(generation: Mapping[str, Any]) -> tuple[dict[str, Any], tu
             json.dumps(meant, allow_nan=False)
             resolve_sampling({name: meant})
             end_ids(None, {name: meant})
+            end_texts({name: meant})
         except (ValueError, QsfFormatError) as error:
             warnings.append(
                 f"generation default {shown(name)} = {shown(value)} is left out: "

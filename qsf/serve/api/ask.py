@@ -444,7 +444,7 @@ def make_jobs(
                 choosing=replace(ask.choosing, seed=seed),
                 max_tokens=ask.max_tokens,
                 decoder=decoder,
-                matcher=StopMatcher(ask.stops),
+                matcher=StopMatcher(ask.stops, () if ask.ignores_end else model.end_texts),
                 end_ids=end_ids,
                 sink=sink,
                 index=index,

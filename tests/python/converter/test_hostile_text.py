@@ -366,6 +366,18 @@ def test_ends_of_templates(name: str) -> None:
     assert found == (ends.split() or None)
 
 
+def test_a_text_that_is_no_token_ends_a_turn() -> None:
+    def texts(body: str, *special: str, **generation: Any) -> Any:
+        chat = {"chat_template": loop(body), "special_tokens": {}, "generation": generation}
+        return with_turn_ends(chat, tokenizer_with(*special))["generation"].get("stop_strings")
+
+    assert texts("{{ m.role }}: {{ m.content }}\n### End\n\n") == ["### End"]
+    assert texts("{{ m.content }}<|im_end|>\n", stop_strings="x") == ["x", "<|im_end|>"]
+    assert texts("{{ m.content }}<|im_end|>\n", "<|im_end|>") is None, "a token does"
+    assert texts("{{ m.content }}\n---\n") is None, "stands within answers"
+    assert texts("User: {{ m.content }}\n") is None, "the next turn is no end"
+
+
 def test_a_mark_of_the_template_need_not_be_special() -> None:
     """Many fine-tunes add their marks as ordinary tokens."""
     tokenizer = tokenizer_with(plain=("<|im_start|>", "<|im_end|>", "<|endoftext|>"))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from qsf.errors import QsfArgumentError, QsfFormatError
 from qsf.text.arguments import count_common
-from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, resolve_sampling
+from qsf.text.sampling import SamplingParams, StopMatcher, end_ids, end_texts, resolve_sampling
 
 
 def test_what_is_asked_for_beats_the_file_beats_the_defaults() -> None:
@@ -67,6 +67,15 @@ def test_end_ids_are_those_of_the_file_and_of_its_defaults() -> None:
             end_ids(1, {"eos_token_id": bad})
 
 
+def test_texts_end_an_answer_as_the_file_says() -> None:
+    assert end_texts({}) == end_texts(None) == end_texts({"stop_strings": None}) == ()
+    assert end_texts({"stop_strings": "### End"}) == ("### End",)
+    assert end_texts({"stop_strings": ["a", "b"]}) == ("a", "b")
+    for bad in ([""], 3, {"a": 1}, ["a", 1]):
+        with pytest.raises(QsfFormatError, match="stop_strings"):
+            end_texts({"stop_strings": bad})
+
+
 def run(stops: list[str], pieces: list[str]) -> tuple[str, bool]:
     matcher = StopMatcher(stops)
     shown = "".join(matcher.push(piece) for piece in pieces) + matcher.flush()
@@ -85,6 +94,9 @@ def test_a_stop_string_is_never_shown_in_part() -> None:
     assert run(["END"], ["the E", "N", "ough"]) == ("the ENough", False)
     assert run(["END"], ["the EN"]) == ("the EN", False)
     assert run(["aab"], ["aa", "a", "b"]) == ("a", True)
+    ended = StopMatcher(["cat"], ["dog"])
+    assert ended.push("a do") + ended.push("g, cat") == "a "
+    assert (ended.is_stopped, ended.stopped_by) == (True, None)
     bad: list[list[Any]] = [[""], [3]]
     for stops in bad:
         with pytest.raises(QsfArgumentError, match="stop string"):
