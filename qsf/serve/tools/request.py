@@ -341,7 +341,8 @@ def read_function(value: Any, schema_name: str = "parameters") -> Tool:
     if not isinstance(name, str):
         raise invalid("tools", f"tools: a function has no name, but {shown(name)}")
     schema = _NO_PARAMETERS if schema is None else schema
-    if not isinstance(schema, dict) or schema.get("type", "object") != "object":
+    types = schema.get("type", "object") if isinstance(schema, dict) else []
+    if "object" not in (types if isinstance(types, list) else [types]):
         text = f"tools: {schema_name} of {shown(name)} must be the schema of an object"
         raise invalid("tools", text)
     return Tool(name, function.description, schema, bool(function.strict))

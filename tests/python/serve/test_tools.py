@@ -478,10 +478,13 @@ def test_templates_and_schemas_of_other_forms(
     set_template(client, f"<tool_call>{asked}{LOOP}", monkeypatch)
     assert '"weather"' in prompt_of(client)
     set_template(client, UNKNOWN, monkeypatch)
-    tools = [{"type": "function", "function": {"name": "a", "parameters": False}}]
+    tools: Any = [{"type": "function", "function": {"name": "a", "parameters": False}}]
     answer = client.post("/apply-template", messages=WEATHER_ASKED, tools=tools)
     assert answer.status == 400
     assert "must be the schema of an object" in answer.error["message"]
+    for types in (["object"], ["null", "object"]):
+        tools[0]["function"]["parameters"] = {"type": types}
+        assert client.post("/apply-template", messages=WEATHER_ASKED, tools=tools).status == 200
 
 
 def test_a_call_that_was_cut_can_be_sent_back(
