@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 import qsf
 from make import gguf_families, golden_families
@@ -54,6 +55,21 @@ def unit(vector: NDArray[Any]) -> NDArray[Any]:
 
 
 # ---- decoders ----
+def test_a_decoder_without_a_head_makes_vectors(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """As e5-mistral and others are published: MistralModel, tensors without `model.`, untied."""
+    folder = shutil.copytree(tiny_llama_dir, tmp_path / "base")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    config |= {"architectures": ["LlamaModel"], "tie_word_embeddings": False}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    stored = load_file(folder / "model.safetensors")
+    tensors = {name.removeprefix("model."): values for name, values in stored.items()}
+    save_file(tensors, folder / "model.safetensors")
+    report = convert(folder, tmp_path / "base.qsf", quant_type="f16")
+    assert any("LlamaModel has no head" in line for line in report.warnings)
+    convert(tiny_llama_dir, tmp_path / "whole.qsf", quant_type="f16")
+    assert vectors(tmp_path / "base.qsf") == vectors(tmp_path / "whole.qsf")
+
+
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_vectors_are_those_of_sentence_transformers(tiny_llama_f16: Path, pooling: str) -> None:
     golden = json.loads((ROOT / "tests" / "golden" / "vectors.json").read_text("utf-8"))

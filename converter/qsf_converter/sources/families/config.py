@@ -90,6 +90,10 @@ class Config(Mapping[str, Any]):
             raise self.error(name, f"= {shown(value)} is not within {least}..{most}")
         return value
 
+    def tokens(self, name: str) -> int:
+        """A number of tokens; files say 10**9 or 10**30 for one without a bound."""
+        return min(self.count(name, 10**40), MAX_TOKENS)
+
     def positive(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
         if isinstance(value, bool) or not isinstance(value, (int, float)):

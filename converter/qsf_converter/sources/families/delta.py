@@ -12,7 +12,7 @@ from qsf.file import kinds
 from qsf.file.layout import MAX_HEADS
 from qsf_converter.sources.families import experts, family, gguf
 from qsf_converter.sources.families import rules as r
-from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, MAX_TOKENS, Config
+from qsf_converter.sources.families.config import MAX_FFN_DIM, MAX_LAYERS, Config
 from qsf_converter.sources.families.family import FULL, SLIDING, Draft, Family
 from qsf_converter.sources.families.gguf import EXPERT_WEIGHTS, KEYS, Fields, Gguf, Shapes
 from qsf_converter.sources.families.positions import NO_ROPE, parameters_of
@@ -350,7 +350,7 @@ def _lfm3_types(config: Config, n_layers: int) -> tuple[int, list[str]]:
     types = config.of_layers("layer_types", n_layers, (FULL, SLIDING, CONV))
     of_four = (SLIDING, CONV, FULL, CONV)
     types = types or [of_four[i % 4] if i else CONV for i in range(n_layers)]
-    return config.count("sliding_window", MAX_TOKENS), types
+    return config.tokens("sliding_window"), types
 
 
 def _lfm3_rope(config: Config, layer_type: str) -> Config:

@@ -164,7 +164,7 @@ def _windows(config: Config, n_layers: int, usual: list[str]) -> tuple[int, list
     types = config.of_layers("layer_types", n_layers, (SLIDING, FULL))
     if config.get("sliding_window") is None:
         return 0, [FULL] * n_layers
-    return config.count("sliding_window", limits.MAX_TOKENS), usual if types is None else types
+    return config.tokens("sliding_window"), usual if types is None else types
 
 
 RENAMES: Mapping[str, str] = {"norm_epsilon": "rms_norm_eps"}
@@ -335,7 +335,7 @@ def _header(family: Family, config: Config, warnings: list[str]) -> Header:
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         n_vocab=n_vocab,
-        max_tokens=config.count("max_position_embeddings", limits.MAX_TOKENS),
+        max_tokens=config.tokens("max_position_embeddings"),
         ffn_dim=ffn_dim,
         head_dim=head_dim,
         dtype=Dtype.F16,
