@@ -6,6 +6,7 @@ Exit codes: 0 (ended by a signal), 1 (it could not be done), 2 (wrong options).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
@@ -32,7 +33,7 @@ from qsf.text.arguments import as_tokens, count_common
 from qsf.text.chat import KEPT_RENDER_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from qsf.model import Model
     from qsf.native.binding import MemoryPlan
@@ -69,9 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(request: Request) -> int:
-    paths = _find(request)
-    from qsf.model import Model
-    from qsf.native.opening import does_not_fit
+    paths = find_models(request)
     from qsf.text.parts import require_tokenizer
     from qsf.text.render import one_process
 
@@ -81,10 +80,27 @@ def _run(request: Request) -> int:
         from qsf.ray.cluster import connect
 
         connect(request.serving.ray)  # needs ssl
-    # Made before the model is opened, so that the memory plan counts it.
     _leave_ssl_out()
     import asyncio
 
+    with opened_server(request, paths) as server:
+        if server is None:
+            return 0
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        with one_process():
+            return asyncio.run(_serve(server, server.serving.model.info.plan, request.serving))
+
+
+@contextlib.contextmanager
+def opened_server(request: Request, paths: dict[str, Path]) -> Iterator[Server | None]:
+    """Open the first model, and yield a server; with --plan, print the plans and yield None.
+
+    Raises QsfError: one of them cannot be opened, or does not fit.
+    """
+    from qsf.model import Model
+    from qsf.native.opening import does_not_fit
+
+    # Made before the model is opened, so that the memory plan counts it.
     from qsf.serve.server import Server  # noqa: F401
 
     path = next(iter(paths.values()))
@@ -99,17 +115,16 @@ def _run(request: Request) -> int:
             print(*parts, *plan_lines(plans[other]), sep="\n", flush=True)
         if not plans[other].is_enough:
             text = does_not_fit(plans[other], is_command=True)
-            command.say_error("qsf-serve", f"{other}: {text}" if len(paths) > 1 else text)
-            return command.EXIT_FAILED
+            raise QsfMemoryError(f"{other}: {text}" if len(paths) > 1 else text)
     if request.is_plan:
-        return 0
+        yield None
+        return
 
     def note(text: str) -> None:
         if not request.is_quiet:
             command.say_line(text)
 
     with request.serving.staged(path, opening, note) or Model.opened(path, opening) as model:
-        sys.setswitchinterval(_SWITCH_SECONDS)
         server = make_server(
             model,
             path,
@@ -122,8 +137,7 @@ def _run(request: Request) -> int:
             check=partial(_check, plans, request, has_grammars),
         )
         del constraints  # which leave memory with their model
-        with one_process():
-            return asyncio.run(_serve(server, model.info.plan, request.serving))
+        yield server
 
 
 def _load(
@@ -242,7 +256,7 @@ def _leave_ssl_out() -> None:
         sys.modules["ssl"] = None  # type: ignore[assignment]
 
 
-def _find(request: Request) -> dict[str, Path]:
+def find_models(request: Request) -> dict[str, Path]:
     paths: dict[str, Path] = {}
     for word in request.models:
         is_source = (Path(word) / "config.json").exists()  # a model that is to be converted

@@ -62,6 +62,7 @@ class Server:
         self._limits = limits
         self._log = log
         self._created = int(time.time())
+        self._listener: asyncio.Server | None = None
         self._connections: set[Connection] = set()
         self._outbox: list[tuple[Call, Job, Event]] = []
         self._outbox_lock = threading.Lock()
@@ -134,12 +135,16 @@ class Server:
 
     # ---- life ----
 
+    def begin(self) -> None:
+        """Answer the requests that others bring in this loop."""
+        self._loop = asyncio.get_running_loop()
+        self.hosts.start(self._deliver)
+
     async def start(self, host: str, port: int) -> str:
         """Listen; return the address. ``host`` may be the path of a Unix socket."""
-        loop = asyncio.get_running_loop()
-        self._loop = loop
+        self.begin()
+        loop = self._loop
         loop.set_exception_handler(self._report)
-        self.hosts.start(self._deliver)
         is_path = host.startswith("/")
         # The backlog of asyncio is also how often it tries to accept at a time: without descriptors
         # each failure would add a try, and all of them fail again a second later.
@@ -157,7 +162,8 @@ class Server:
     async def stop(self, grace_seconds: float) -> None:
         """Accept no more requests; running ones may continue for ``grace_seconds``."""
         self._is_stopping = True
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         for host in self.hosts.loaded.values():
             host.scheduler.close()
         ends_at = self._loop.time() + grace_seconds

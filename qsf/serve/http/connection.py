@@ -11,21 +11,28 @@ import asyncio
 import contextlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import unquote
 
 import h11
 
-from qsf.serve.http.exchange import Application, Exchange, Head, to_json
-from qsf.serve.http.problems import Problem
+from qsf.serve.http.exchange import (
+    SMALL_BYTES,
+    Application,
+    Exchange,
+    Head,
+    make_head,
+    stated_bytes,
+    to_json,
+)
+from qsf.serve.http.problems import Problem, internal
 
 MAX_HEAD_BYTES = 16 << 10
 MAX_LINE_BYTES = 8 << 10
 MAX_FIELDS = 64
 _MAX_WAITING_BYTES = 64 << 10  # of the next request while one is answered
-_SMALL_BYTES = 16 << 10  # larger bodies count as large
 _MAX_UNSENT_BYTES = 256 << 10  # of a stream whose client reads nothing
 _LINGER_BYTES = 4 << 20
 REFUSAL = (
@@ -37,7 +44,6 @@ _HEAD_END = re.compile(rb"\r?\n\r?\n")
 _BAD_LINE = re.compile(rb"(?<!\r)\n|\r\n[ \t]")  # or a continuation line
 _LENGTHS = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
 _ABSOLUTE = re.compile(r"https?://([^/?#]+)([/?#].*)?", re.IGNORECASE)  # RFC 9112, 3.2.2
-_REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,37 +280,26 @@ class Connection(asyncio.Protocol):
             raise _bad("there is no request")
         if event.http_version not in (b"1.0", b"1.1"):
             raise _bad("HTTP/1.1 is spoken here", 505)
-        headers: dict[str, str] = {}
-        for name, value in event.headers:
-            key = name.decode("ascii")
-            if key in headers and key in ("host", "origin", "authorization", "transfer-encoding"):
-                raise _bad(f"there are two fields {key}")
-            headers[key] = value.decode("latin-1")
-        if "transfer-encoding" in headers and (
-            "content-length" in headers or event.http_version < b"1.1"
-        ):
-            raise _bad("Transfer-Encoding goes with HTTP/1.1 and alone")
         target = event.target.decode("latin-1")
         absolute = _ABSOLUTE.fullmatch(target)
+        if absolute is not None:
+            target = absolute[2] or ""
+        path = unquote(target.partition("?")[0])
+        head = make_head(event.method.decode("latin-1"), path, event.headers, self.peer)
+        if "transfer-encoding" in head.headers and (
+            "content-length" in head.headers or event.http_version < b"1.1"
+        ):
+            raise _bad("Transfer-Encoding goes with HTTP/1.1 and alone")
         if absolute is not None:  # the host of the target replaces the header
-            headers["host"], target = absolute[1], absolute[2] or ""
-        parts = unquote(target.partition("?")[0]).split("/")
-        path = "/" + "/".join(filter(None, parts))  # clients join addresses with // and end in /
-        method = event.method.decode("latin-1")
-        head = Head(method, path, headers, self.peer)
-        has_id = _REQUEST_ID.fullmatch(head.get("x-request-id"))
-        return replace(head, request_id=has_id[0]) if has_id else head
+            head.headers["host"] = absolute[1]
+        return head
 
     async def _read_body(self, exchange: Exchange) -> None:
         """Read the body; a large one waits until memory allows it. Raises Problem, _GoneError."""
         head, most, limits = exchange.head, self._limits.max_body_bytes, self._limits
-        n_bytes = int(head.get("content-length") or 0)
-        if n_bytes > most:
-            raise Problem(
-                413, "body_too_large", f"the body has {n_bytes} bytes, and {most} is the limit"
-            )
-        if "transfer-encoding" in head.headers or n_bytes > _SMALL_BYTES:
-            await self._take_turn(exchange)
+        n_bytes = stated_bytes(head, most)
+        if "transfer-encoding" in head.headers or n_bytes > SMALL_BYTES:
+            await exchange.hold(self._application.large_bodies, limits.body)
         if self._h11.they_are_waiting_for_100_continue:
             self._send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         body = bytearray()
@@ -331,16 +326,6 @@ class Connection(asyncio.Protocol):
             return self._h11.next_event()
         except h11.RemoteProtocolError as error:
             raise _bad(str(error)) from None
-
-    async def _take_turn(self, exchange: Exchange) -> None:
-        """Wait until memory allows another large body. Raises Problem."""
-        turns, seconds = self._application.large_bodies, self._limits.body
-        try:
-            await asyncio.wait_for(turns.acquire(), seconds)
-        except asyncio.TimeoutError:
-            text = f"other large bodies have been read for {seconds:g} s"
-            raise Problem(503, "busy", text, retry_seconds=5) from None
-        exchange.holds = turns
 
     # ---- serving ----
 
@@ -375,8 +360,7 @@ class Connection(asyncio.Protocol):
         except (_GoneError, asyncio.TimeoutError):
             raise
         except Exception as error:  # our own error must not look like one of the network
-            text = f"internal error, please report it: {type(error).__name__}: {error}"
-            await self._refuse(Problem(500, "internal_error", text), head)
+            await self._refuse(internal(error), head)
         finally:
             self._exchange = None
             if exchange is not None:

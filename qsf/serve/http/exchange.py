@@ -5,12 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from qsf.serve.http.problems import Problem
+
+SMALL_BYTES = 16 << 10  # larger bodies count as large
+_ONCE = ("host", "origin", "authorization", "transfer-encoding")
+_REQUEST_ID = re.compile(r"[\w.:/=+-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,31 @@ class Head:
 
     def get(self, name: str) -> str:
         return self.headers.get(name, "")
+
+
+def make_head(method: str, path: str, fields: Iterable[tuple[bytes, bytes]], peer: str) -> Head:
+    """Return the head of a request to a path without its query. Raises Problem."""
+    headers: dict[str, str] = {}
+    for name, value in fields:
+        key = name.decode("latin-1").lower()
+        if key in headers and key in _ONCE:
+            raise Problem(400, "bad_request", f"there are two fields {key}")
+        headers[key] = value.decode("latin-1")
+    path = "/" + "/".join(
+        filter(None, path.split("/"))
+    )  # clients join addresses with // and end in /
+    named = _REQUEST_ID.fullmatch(headers.get("x-request-id", ""))
+    return Head(method, path, headers, peer, *([named[0]] if named else []))
+
+
+def stated_bytes(head: Head, most: int) -> int:
+    """Return the length of the body that the head states, or 0. Raises Problem."""
+    stated = head.get("content-length") or "0"
+    n_bytes = int(stated) if stated.isdecimal() else 0
+    if n_bytes > most:
+        text = f"the body has {n_bytes} bytes, and {most} is the limit"
+        raise Problem(413, "body_too_large", text)
+    return n_bytes
 
 
 class Carrier(Protocol):
@@ -70,6 +100,15 @@ class Exchange:
     headers: dict[str, str] = field(default_factory=dict)
     on_gone: Callable[[], object] | None = None
     holds: asyncio.Semaphore | None = None
+
+    async def hold(self, turns: asyncio.Semaphore, seconds: float) -> None:
+        """Wait until memory allows another large body. Raises Problem."""
+        try:
+            await asyncio.wait_for(turns.acquire(), seconds)
+        except asyncio.TimeoutError:
+            text = f"other large bodies have been read for {seconds:g} s"
+            raise Problem(503, "busy", text, retry_seconds=5) from None
+        self.holds = turns
 
     def drop_body(self) -> None:
         """Free the memory of the body once it was parsed."""

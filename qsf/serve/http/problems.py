@@ -76,6 +76,12 @@ def invalid(param: str, message: str, code: str = "invalid_value") -> Problem:
     return Problem(400, code, message, param=param)
 
 
+def internal(error: Exception) -> Problem:
+    """Return the problem for an error of our own, which must not look like one of the network."""
+    text = f"internal error, please report it: {type(error).__name__}: {error}"
+    return Problem(500, "internal_error", text)
+
+
 def problem_of(error: QsfError) -> Problem:
     """Return the problem that reports an error of the engine or the tokenizer to a client."""
     if isinstance(error, QsfArgumentError):
