@@ -11,6 +11,7 @@ columns, which know nothing of each other: a factor takes the cube of its column
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class _Input:
         self.parts = [_Part(slice(at, min(at + width, n_inputs))) for at in starts]
 
     def factorise(self, part: _Part) -> None:
-        here = np.ascontiguousarray(self.y[:, part.cols])
+        here = self.y[:, part.cols]
         n_tokens, n_inputs = here.shape
         part.factorise(here.T @ here, max(LEAST_DAMPING, DAMPING * n_inputs / n_tokens))
 
@@ -177,21 +178,23 @@ class OnePass:
         after = np.empty_like(x)
         # Experts are read once for all samples.
         step = len(x) if weights.kind.n_experts else 1
-        seen: list[dict[tuple[TensorType, ...], list[Float32Array]]] = [{} for _ in x[::step]]
+        seen: dict[tuple[TensorType, ...], Float32Array] = {}  # [n_samples, n_tokens, n_inputs]
 
         def compute(i: int) -> None:
+            n_seen: Counter[tuple[TensorType, ...]] = Counter()
+
             def observe(kinds: tuple[TensorType, ...], y: Float32Array) -> None:
-                seen[i].setdefault(kinds, []).append(y)
+                of_all = seen.setdefault(kinds, np.empty((*x.shape[:2], y.shape[-1]), np.float32))
+                of_all[i * step + n_seen[kinds]] = y
+                n_seen[kinds] += 1
 
             rows = slice(i * step, (i + 1) * step)
             after[rows] = self._original.layer(weights, x[rows], observe)
 
-        for_each(len(seen), compute, n_threads=self._n_threads)
+        for_each(len(x) // step, compute, n_threads=self._n_threads)
         inputs: dict[TensorType, _Input] = {}
-        for kinds in seen[0]:
-            one = _Input(np.concatenate([y for of in seen for y in of[kinds]]))
-            inputs |= dict.fromkeys(kinds, one)
-        seen.clear()
+        for kinds, of_all in seen.items():
+            inputs |= dict.fromkeys(kinds, _Input(of_all.reshape(-1, of_all.shape[-1])))
         parts = [
             (one, part)
             for one in {id(one): one for one in inputs.values()}.values()
