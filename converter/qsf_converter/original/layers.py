@@ -585,9 +585,7 @@ def _activate(of: LayerKind, x: Float32Array) -> Float32Array:
     if kind == Activation.SILU:
         with np.errstate(over="ignore"):
             y = np.negative(x)
-            y = np.exp(y, out=y)
-            y += 1
-            return np.divide(x, y, out=y)
+            return np.divide(x, np.add(np.exp(y, out=y), 1, out=y), out=y)
     if kind == Activation.GELU_TANH:
         inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
         return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
