@@ -43,7 +43,7 @@ CORRECTION_DAMPING: Final = 2.0
 _MORE: Final = 10  # times as much in each further attempt
 _FURTHER_ATTEMPTS: Final = 2
 _ROWS_AT_ONCE: Final = 512  # rows of a piece that one thread rounds
-_LEAST_SPLIT: Final = 256  # below that, numpy's own inverse is as fast
+_LEAST_SPLIT: Final = 64  # below that, numpy's own inverse is as fast
 
 
 class InputSums:
@@ -198,25 +198,24 @@ def activation_order(energies: Float64Array) -> NDArray[np.int32]:
 
 
 def inverse_factor(matrix: NDArray[np.floating]) -> Float32Array:
-    """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix.
+    """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix."""
+    return _inverse_factor(matrix).astype(np.float32)
 
-    matrix = R R^T with R upper triangular, by Cholesky's factor of the matrix with rows and
-    columns reversed; then U = R^-1.
+
+def _inverse_factor(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
+    """U is the inverse of the upper triangular R with R R^T = matrix.
+
+    By halves, [[A, B], [B^T, C]], so that nearly all of it are products of matrices.
     """
-    lower: NDArray[np.floating] = np.linalg.cholesky(matrix[::-1, ::-1])
-    return _inverse_of_upper(lower[::-1, ::-1]).astype(np.float32)
-
-
-def _inverse_of_upper(matrix: NDArray[np.floating]) -> NDArray[np.floating]:
-    """By halves, [[A, B], [0, C]]: a third of the operations of a general inverse."""
     n = len(matrix)
     if n <= _LEAST_SPLIT:
-        return np.triu(np.linalg.inv(matrix))
-    half = n // 2
-    out = np.zeros_like(matrix)
-    out[:half, :half] = _inverse_of_upper(matrix[:half, :half])
-    out[half:, half:] = _inverse_of_upper(matrix[half:, half:])
-    out[:half, half:] = -out[:half, :half] @ matrix[:half, half:] @ out[half:, half:]
+        lower = np.linalg.cholesky(matrix[::-1, ::-1])
+        return np.triu(np.linalg.inv(lower[::-1, ::-1]))
+    half, out = n // 2, np.zeros_like(matrix)
+    of_c = out[half:, half:] = _inverse_factor(matrix[half:, half:])
+    beside = matrix[:half, half:] @ of_c.T  # what R has there
+    of_a = out[:half, :half] = _inverse_factor(matrix[:half, :half] - beside @ beside.T)
+    out[:half, half:] = -of_a @ beside @ of_c
     return out
 
 

@@ -11,6 +11,7 @@ columns, which know nothing of each other: a factor takes the cube of its column
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qsf.errors import QsfConversionError
-from qsf.file.layout import HEAD_COLS, Dtype, TensorType
+from qsf.file.layout import FINAL_UNIT, HEAD_COLS, Dtype, TensorType
 from qsf_converter.calibrate.calibration import (
     FEEDBACK,
     HEAD_ROWS,
@@ -31,7 +32,6 @@ from qsf_converter.calibrate.calibration import (
 from qsf_converter.calibrate.compensation import (
     DAMPING,
     LEAST_DAMPING,
-    Rounded,
     activation_order,
     damp,
     inverse_factor,
@@ -90,39 +90,33 @@ class _Input:
         self.parts = [_Part(slice(at, min(at + width, n_inputs))) for at in starts]
 
     def factorise(self, part: _Part) -> None:
-        here = np.ascontiguousarray(self.y[:, part.cols])
+        here = self.y[:, part.cols]
         n_tokens, n_inputs = here.shape
         part.factorise(here.T @ here, max(LEAST_DAMPING, DAMPING * n_inputs / n_tokens))
 
-    def round(self, dtype: Dtype, weights: Float32Array, n_threads: int) -> Rounded:
-        """Round ``weights`` [n_rows, n_inputs] to ``dtype``."""
-        stored = np.empty_like(weights)
+    def round(self, dtype: Dtype, weights: Float32Array, n_threads: int) -> tuple[bytes, ErrorSums]:
+        """Return the tiles of ``weights`` [n_rows, n_inputs], and the errors."""
         n_tile_rows = -(-len(weights) // TILE_ROWS)
 
-        def band(rows: slice, part: _Part) -> bytes:
-            here = np.empty((len(weights[rows]), part.cols.stop - part.cols.start), np.float32)
-            tiles = feedback_rows(
-                dtype,
-                np.ascontiguousarray(weights[rows, part.cols]),
-                part.factor,
-                part.order,
-                weights=part.costs,
-                stored=here,
-            )
-            stored[rows, part.cols] = here
-            return tiles
+        def band(rows: slice, part: _Part) -> tuple[bytes, ErrorSums]:
+            errors = ErrorSums()
+            here = np.ascontiguousarray(weights[rows, part.cols])
+            factor, order, costs = part.factor, part.order, part.costs
+            return feedback_rows(dtype, here, factor, order, errors, weights=costs), errors
 
         jobs = [(rows, part) for part in self.parts for rows in row_ranges(len(weights))]
         with ThreadPoolExecutor(n_threads) as pool:
-            tiles = list(pool.map(lambda job: band(*job), jobs))
+            bands = list(pool.map(lambda job: band(*job), jobs))
         n_bands = len(jobs) // len(self.parts)
         of_parts = [
-            np.frombuffer(b"".join(tiles[i : i + n_bands]), np.uint8).reshape(n_tile_rows, -1)
+            np.frombuffer(b"".join(tiles for tiles, _ in bands[i : i + n_bands]), np.uint8)
             for i in range(0, len(jobs), n_bands)
         ]
         errors = ErrorSums()
-        errors.observe(weights, stored.copy())
-        return Rounded(np.concatenate(of_parts, axis=1).tobytes(), stored, errors, 0.0)
+        for _, of_band in bands:
+            errors.add(of_band)
+        tiles = np.concatenate([of.reshape(n_tile_rows, -1) for of in of_parts], axis=1)
+        return tiles.tobytes(), errors
 
 
 class OnePass:
@@ -150,16 +144,19 @@ class OnePass:
         plain: list[PlannedUnit] = []
         x = self._original.embed(self._tokens)
         for unit in self._plan.units:
-            if unit.id not in layers and unit.place is not Place.FINAL:
+            is_head = unit.place is Place.FINAL or self._is_tied_head(unit)
+            if unit.id not in layers and not is_head:
                 plain.append(unit)
                 continue
             yield from self._plainly(plain)
             plain = []
             tensors: Iterable[RoundedTensor]
-            if unit.place is Place.FINAL:
+            if not is_head:
+                tensors, x = self._layer(unit, x)
+            elif unit.place is Place.FINAL:
                 tensors = self._final(unit, x)
             else:
-                tensors, x = self._layer(unit, x)
+                tensors = self._final(unit, self._behind_layers(x))
             yield RoundedUnit(unit, tensors)
             self._advance(sum(target.source_bytes for target in unit.targets))
         yield from self._plainly(plain)
@@ -169,6 +166,17 @@ class OnePass:
             yield unit
             self._advance(sum(target.source_bytes for target in unit.unit.targets))
 
+    def _is_tied_head(self, unit: PlannedUnit) -> bool:
+        """True if the embedding multiplies the final states, and feedback can mend its errors."""
+        is_tied = self._plan.facts.arch.tied_head and unit.place is Place.EMBEDDING
+        return is_tied and any(map(_is_fed, unit.targets))
+
+    def _behind_layers(self, x: Float32Array) -> Float32Array:
+        x = x[::2]  # enough for a tied head, which has few columns
+        for unit in self._plan.layers:
+            x = self._original.layer(self._original.weights(unit.id), x)
+        return x
+
     def _layer(
         self, unit: PlannedUnit, x: Float32Array
     ) -> tuple[list[RoundedTensor], Float32Array]:
@@ -177,21 +185,23 @@ class OnePass:
         after = np.empty_like(x)
         # Experts are read once for all samples.
         step = len(x) if weights.kind.n_experts else 1
-        seen: list[dict[tuple[TensorType, ...], list[Float32Array]]] = [{} for _ in x[::step]]
+        seen: dict[tuple[TensorType, ...], Float32Array] = {}  # [n_samples, n_tokens, n_inputs]
 
         def compute(i: int) -> None:
+            n_seen: Counter[tuple[TensorType, ...]] = Counter()
+
             def observe(kinds: tuple[TensorType, ...], y: Float32Array) -> None:
-                seen[i].setdefault(kinds, []).append(y)
+                of_all = seen.setdefault(kinds, np.empty((*x.shape[:2], y.shape[-1]), np.float32))
+                of_all[i * step + n_seen[kinds]] = y
+                n_seen[kinds] += 1
 
             rows = slice(i * step, (i + 1) * step)
             after[rows] = self._original.layer(weights, x[rows], observe)
 
-        for_each(len(seen), compute, n_threads=self._n_threads)
+        for_each(len(x) // step, compute, n_threads=self._n_threads)
         inputs: dict[TensorType, _Input] = {}
-        for kinds in seen[0]:
-            one = _Input(np.concatenate([y for of in seen for y in of[kinds]]))
-            inputs |= dict.fromkeys(kinds, one)
-        seen.clear()
+        for kinds, of_all in seen.items():
+            inputs |= dict.fromkeys(kinds, _Input(of_all.reshape(-1, of_all.shape[-1])))
         parts = [
             (one, part)
             for one in {id(one): one for one in inputs.values()}.values()
@@ -203,7 +213,7 @@ class OnePass:
         return [self._tensor(target, weights, inputs) for target in unit.targets], after
 
     def _final(self, unit: PlannedUnit, x: Float32Array) -> Iterator[RoundedTensor]:
-        vectors = self._original.vectors(unit.id)
+        vectors = self._original.vectors(FINAL_UNIT)
         y = self._original.final_norm(vectors, x)
         one = _Input(y.reshape(-1, y.shape[-1]))
         for part in one.parts:
@@ -238,7 +248,7 @@ class OnePass:
         try:
             if one is None or not _is_fed(target):
                 return as_matrix(piece, round_plainly(target, rows))
-            return as_matrix(piece, one.round(target.dtype, rows, self._n_threads))
+            return RoundedPiece(piece, *one.round(target.dtype, rows, self._n_threads))
         except UnrepresentableError as error:
             raise refusal(target, error) from error
 

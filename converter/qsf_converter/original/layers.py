@@ -584,7 +584,8 @@ def _activate(of: LayerKind, x: Float32Array) -> Float32Array:
         return np.asarray(np.where(x > 0, *sides) + np.float32(of.xielu_line) * x)
     if kind == Activation.SILU:
         with np.errstate(over="ignore"):
-            return np.asarray(x / (1 + np.exp(-x)))
+            y = np.negative(x)
+            return np.divide(x, np.add(np.exp(y, out=y), 1, out=y), out=y)
     if kind == Activation.GELU_TANH:
         inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
         return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
