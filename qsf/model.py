@@ -94,7 +94,7 @@ class Model(Closing, Uncopyable, Talking):
         memory = with_policy(info.plan, options)
         memory = replace(memory, text_bytes=parts.text_bytes)
         info = replace(info, plan=memory, architecture=parts.family)
-        self._io_origin = io_origin(options, info)
+        self._io_origin = io_origin(options)
         self._opened = OpenedModel(
             native=native,
             info=info,
@@ -328,7 +328,7 @@ class Model(Closing, Uncopyable, Talking):
 
     @property
     def io_origin(self) -> str:
-        """How ``info.io_name`` was chosen, such as "found by a probe"."""
+        """How ``info.io_name`` was chosen, "chosen" or "as asked"."""
         return self._io_origin
 
     def tokenize(self, text: str) -> list[int]:

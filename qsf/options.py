@@ -451,10 +451,13 @@ class ModelOptions(CheckedOptions):
         Choice(*IO_METHODS),
         "how weights that do not fit in memory are read: buffered, direct (past the page cache), "
         "uring (io_uring, past it too) or mmap",
-        "auto: what suits the memory, else what a probe of a quarter of a second finds fastest",
+        "auto: buffered if the page cache has room for the file, else direct",
     )
     io_depth: int | None = option_field(
-        None, Whole(1, 32), "reads under way at the same time, at most 32", "chosen with the method"
+        None,
+        Whole(1, 32),
+        "reads under way at the same time, at most 32",
+        "as many as are fastest, to 8",
     )
     quality: float = option_field(
         1.0,

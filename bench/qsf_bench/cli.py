@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from qsf.errors import QsfArgumentError
+from qsf.evaluate.evaluation import evaluate
 from qsf.find.prepare import find_model
+from qsf.model import Model
 from qsf.native import binding, roofline
-from qsf.options import Size, Whole
+from qsf.options import ModelOptions, Size, Whole
 from qsf.shell import command, typer_app
 from qsf.shell.arguments import Parser, parser_of
 from qsf.shell.output import check_output, write_text
@@ -35,6 +37,8 @@ from qsf_converter.rounding.plan import QUANT_TYPES
 
 PROGRAM = "python -m qsf.bench"
 HOW = "`pip install xllamacpp` brings it in seconds, `make baseline` builds it for this processor"
+
+KL_TOKENS = 512
 
 Pair = tuple[FileFacts, FileFacts | None]  # QSF's file, and llama.cpp's of the same model
 
@@ -69,6 +73,7 @@ def bench_command(options: argparse.Namespace) -> int:
         pairs = find_files(options, steps, with_baseline=bool(baseline))
         threads = options.threads or sorted({1, binding.describe_machine().n_cores})
         machine = describe_machine(threads, steps)
+        kls = measure_kls(options, pairs, steps) if options.against else {}
         runs = [Runs(task) for task in tasks_of(options, pairs, threads)]
         stopped = None
         steps.begin(f"{options.rounds} rounds of {len(runs)} runs")
@@ -82,7 +87,11 @@ def bench_command(options: argparse.Namespace) -> int:
         notes += [f"{each.task.words}: {why}" for why in dict.fromkeys(each.failures)]
     facts = {str(each.path): each for pair in pairs for each in pair if each}
     baseline_of = {str(ours.path): str(theirs.path) for ours, theirs in pairs if theirs}
-    rows = table.rows_of(runs, facts, baseline_of)
+    rows = table.rows_of(runs, facts, baseline_of, kls)
+    if kls:
+        notes.append(
+            f"KL: {KL_TOKENS} tokens against {options.against}; llama.cpp's: of its weights"
+        )
     notes += [f"{name}: {version}" for name, version in {r.engine: r.version for r in rows}.items()]
     if stopped and not rows:
         raise stopped
@@ -144,6 +153,9 @@ def find_files(options: argparse.Namespace, steps: Steps, *, with_baseline: bool
         ours = find_model(str(path), is_quiet=options.quiet)
         other = options.baseline_model or (path if path.is_file() and is_gguf(path) else None)
         pairs.append((read_facts(ours), read_facts(other) if other and with_baseline else None))
+    ggufs = [theirs for _, theirs in pairs if theirs]
+    if options.models and len(ggufs) == 1:  # .qsf files stand beside it
+        pairs = [(ours, ggufs[0]) for ours, _ in pairs]
     folder = options.cache or default_folder()
     for name in [] if options.models else options.shape or ["tinyllama-1.1b"]:
         shape = shapes.find_shape(name)
@@ -184,7 +196,34 @@ def tasks_of(
                 if theirs is not None:
                     path = str(theirs.path)
                     tasks.append(Task(LLAMA, path, n_threads, tests, None, cap_mb, kv_type))
-    return tasks
+    return list(dict.fromkeys(tasks))
+
+
+def measure_kls(
+    options: argparse.Namespace, pairs: Sequence[Pair], steps: Steps
+) -> dict[str, float]:
+    """Return the KL divergence in nats from ``--against``, by path. Raises QsfError.
+
+    A GGUF has that of the copy of its weights that QSF keeps.
+    """
+    path = find_model(options.against, is_quiet=options.quiet)
+    bits = read_facts(path).bits_per_weight
+    if bits < 8:
+        raise QsfArgumentError(f"--against {options.against} has {bits:.1f} bits a weight: 8 or 16")
+    text = Path(__file__).with_name("held_out.txt").read_text("utf-8")
+    opening = ModelOptions(draft="off", max_seq_len=KL_TOKENS, kv_type="f16")
+    kls = {}
+    with Model.opened(path, opening) as reference:
+        names = options.models or [ours.path for ours, _ in pairs]
+        for given, (ours, _) in zip(names, pairs, strict=True):
+            steps.begin(f"KL of {ours.path.name}")
+            with Model.opened(ours.path, opening) as model:
+                figures = evaluate(
+                    model, text, ctx_tokens=KL_TOKENS, max_tokens=KL_TOKENS, against=reference,
+                    progress=lambda n, n_all: steps.update(n / n_all),
+                )  # fmt: skip
+            kls[str(given)] = kls[str(ours.path)] = figures.kl_mean or 0.0
+    return kls
 
 
 def describe_machine(threads: Sequence[int], steps: Steps) -> str:
@@ -247,7 +286,9 @@ def _parser() -> _Parser:
     add("models", nargs="*", type=Path, metavar="MODEL",
         help=".qsf files, or GGUF files, which both engines run (default: random weights)")
     add("--baseline-model", type=Path, metavar="FILE.gguf",
-        help="what llama.cpp runs beside MODEL (default: MODEL, if it is a GGUF)")
+        help="what llama.cpp runs beside MODEL (default: the one GGUF among them)")
+    add("--against", metavar="MODEL",
+        help="add the KL divergence from MODEL, of 8 or 16 bits, over 512 tokens")
     add("--no-baseline", action="store_true", help="measure QSF alone")
     add("--shape", type=_list_of(_shape_name), metavar="NAME,...",
         help="shapes of random weights: see below (default: tinyllama-1.1b)")
@@ -284,6 +325,7 @@ _EPILOG = f"""\
 Examples:
   qsf bench model-Q4_K_M.gguf
   qsf bench model.qsf --baseline-model model-Q4_K_M.gguf --threads 2 --depth 0,2048
+  qsf bench model.qsf model-Q4_K_M.gguf --against model-Q8_0.gguf
   qsf bench --shape llama2-7b --quant 4bit --cgroup 300M
   qsf bench --quant 4bit --ram-budget 0,400,200 --html page.html
 

@@ -45,6 +45,7 @@ class Row:
     ratio: float | None  # to llama.cpp: the median over rounds that both did
     peak_mb: float
     token_mb: float  # bytes of weights that one generated token reads
+    kl: float | None  # divergence in nats from a file of more bits; None: not measured
     version: str
 
     @property
@@ -59,7 +60,10 @@ class Row:
 
 
 def rows_of(
-    runs: Sequence[Runs], facts: Mapping[str, FileFacts], baseline_of: Mapping[str, str]
+    runs: Sequence[Runs],
+    facts: Mapping[str, FileFacts],
+    baseline_of: Mapping[str, str],
+    kls: Mapping[str, float],
 ) -> list[Row]:
     """Return a row for each task and test with an answer.
 
@@ -67,6 +71,7 @@ def rows_of(
         runs: of the rounds.
         facts: of the files, by `Task.path`.
         baseline_of: the path of llama.cpp's file, by that of QSF's.
+        kls: of the files, by `Task.path`.
     """
     rows = []
     for each in runs:
@@ -91,14 +96,15 @@ def rows_of(
                     [answer.tok_per_s[i] for answer in answers],
                     _ratio(each.answers, rival.answers, i) if rival else None,
                     max(answer.peak_bytes for answer in answers) / 2**20,
-                    file.token_bytes / 1e6, answers[-1].version,
+                    file.token_bytes / 1e6, kls.get(task.path), answers[-1].version,
                 )
             )  # fmt: skip
     return rows
 
 
 def _ratio(ours: list[Answer | None], theirs: list[Answer | None], i: int) -> float | None:
-    ratios = [a.tok_per_s[i] / b.tok_per_s[i] for a, b in zip(ours, theirs, strict=True) if a and b]
+    both = zip(ours, theirs, strict=False)  # a stopped round has the first ones' answers
+    ratios = [a.tok_per_s[i] / b.tok_per_s[i] for a, b in both if a and b]
     return statistics.median(ratios) if ratios else None
 
 
@@ -114,7 +120,7 @@ def _speed(tok_per_s: float) -> str:
 def _cells(rows: Sequence[Row]) -> list[list[str]]:
     """Return the table as text, its heads first; columns without a value are left out."""
     heads = ["model", "engine", "type", "bits", "threads", "limit", "test", "tok/s", "least-most",
-             "x llama.cpp", "MB/token", "GB/s", "peak MB"]  # fmt: skip
+             "x llama.cpp", "MB/token", "GB/s", "KL", "peak MB"]  # fmt: skip
     table = [heads]
     for row in rows:
         limit = f"cgroup {row.cap_mb} MB" if row.cap_mb else ""
@@ -124,7 +130,8 @@ def _cells(rows: Sequence[Row]) -> list[list[str]]:
             str(row.threads), limit, row.test, _speed(row.median),
             f"{_speed(min(row.rounds))}-{_speed(max(row.rounds))}",
             f"{row.ratio:.2f}" if row.ratio else "", f"{row.token_mb:.0f}",
-            f"{row.gb_per_s:.1f}" if row.gb_per_s else "", f"{row.peak_mb:.0f}",
+            f"{row.gb_per_s:.1f}" if row.gb_per_s else "",
+            "" if row.kl is None else f"{row.kl:.4f}", f"{row.peak_mb:.0f}",
         ])  # fmt: skip
     used = [i for i in range(len(heads)) if any(line[i] for line in table[1:])]
     return [[line[i] for i in used] for line in table]

@@ -98,7 +98,6 @@ void qsf_model_info(qsf_model *m, qsf_model_facts *out)
     snprintf(out->io_name, sizeof out->io_name, "%s", qsf_io_method_name(m->io_setup.method));
     out->io_method = m->io_setup.method;
     out->io_depth = m->io_setup.depth;
-    out->io_is_probed = m->io_is_probed;
     out->n_layers = m->plan.n_layers;
     out->dim = h->dim;
     out->vector_dim = m->config.vector_dim;

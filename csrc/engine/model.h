@@ -263,7 +263,6 @@ struct qsf_model {
     atomic_bool is_deaf; /* the source is asked for a pass that no cancelled session may end */
     qsf_io io;
     qsf_io_setup io_setup;
-    bool io_is_probed;
     /* under lock */
     qsf_mutex lock;
     qsf_ledger ledger;

@@ -241,8 +241,7 @@ static uint64_t io_read_bytes(const qsf_model *m)
     return qsf_add_capped(n_bytes, m->plan.expert_token_bytes);
 }
 
-/* Chooses how to read and opens the file for it. A probe reads into memory that the plan will use
- * later. */
+/* Chooses how to read and opens the file for it. */
 static qsf_status choose_io(qsf_model *m)
 {
     const qsf_options *const opt = &m->options;
@@ -251,20 +250,11 @@ static qsf_status choose_io(qsf_model *m)
     const qsf_io_wish wish = {
         .method = opt->io_method,
         .depth = opt->io_depth,
-        .max_threads = m->plan.io_depth != 0 ? m->plan.io_depth : 4,
+        .max_threads = m->plan.io_depth != 0 ? m->plan.io_depth : QSF_IO_USUAL_DEPTH,
         .cache_bytes = available_bytes > free_bytes ? available_bytes - free_bytes : 0,
         .read_bytes = io_read_bytes(m),
     };
-    const size_t memory_bytes = QSF_IO_PROBE_BYTES + QSF_IO_ALIGN;
-    unsigned char *const memory =
-        free_bytes < memory_bytes ? NULL
-                                  : qsf_ledger_acquire(&m->ledger, QSF_USE_STREAM, memory_bytes);
-    unsigned char *const buffer =
-        memory != NULL ? memory + -(uintptr_t)memory % QSF_IO_ALIGN : NULL;
-    const qsf_status status =
-        qsf_io_choose(&m->io, &m->reader.file, &wish, buffer,
-                      buffer != NULL ? QSF_IO_PROBE_BYTES : 0, &m->io_setup, &m->io_is_probed);
-    qsf_ledger_release(&m->ledger, QSF_USE_STREAM, memory, memory_bytes);
+    const qsf_status status = qsf_io_choose(&m->io, &m->reader.file, &wish, &m->io_setup);
     if (status == QSF_OK && m->memory.limit_bytes != 0)
         qsf_io_stop_readahead(&m->io);
     if (m->plan.io_depth != 0)

@@ -40,7 +40,7 @@ typedef enum qsf_kv_rotation {
 /* How weights are read from the file. */
 typedef enum qsf_io_method {
     QSF_IO_AUTO = 0,     /* buffered if the page cache holds the file or has room for it; else
-                          * direct or uring, whichever a short probe finds faster */
+                          * direct, or buffered if the system refuses that */
     QSF_IO_BUFFERED = 1, /* pread through the page cache */
     QSF_IO_DIRECT = 2,   /* pread past the page cache */
     QSF_IO_URING = 3,    /* io_uring past the page cache */
@@ -99,7 +99,7 @@ typedef struct qsf_options {
     uint32_t kv_resident_tokens;
     uint32_t ctx_is_fixed; /* 1: a small budget does not shorten the context if ctx_tokens is 0 */
     uint32_t io_method;    /* a qsf_io_method; QSF_ERR_UNSUPPORTED if the system lacks it */
-    uint32_t io_depth;     /* reads in flight at the same time, at most 32; 0: the engine chooses */
+    uint32_t io_depth;     /* reads in flight, at most 32; 0: up to 8, as many as are fastest */
     /* Share of the layers that run, 0 to 1. (1 - quality) * n_layers, rounded to nearest, are
      * skipped, the least important first, but never the first two or the last two. Skipped
      * layers are not read and have no KV cache. QSF_ERR_ARG if the file does not say how
@@ -212,8 +212,7 @@ typedef struct qsf_model_facts {
     char isa_name[16];     /* kernels in use */
     char io_name[16];      /* how weights are read, such as "direct" */
     uint32_t io_method;    /* the same as a qsf_io_method */
-    uint32_t io_depth;     /* reads under way at the same time */
-    uint32_t io_is_probed; /* 1: a probe chose it */
+    uint32_t io_depth;     /* most reads under way at the same time */
     uint32_t n_layers;
     uint32_t dim;
     uint32_t vector_dim; /* of hidden states: dim, unless an encoder multiplies them */

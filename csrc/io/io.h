@@ -14,10 +14,14 @@
 
 #include "platform/file.h"
 
+/* Most reads in flight unless an option says more. */
+#define QSF_IO_USUAL_DEPTH 8
+
 /* A method and the number of reads in flight. */
 typedef struct qsf_io_setup {
     uint32_t method; /* a qsf_io_method, not AUTO */
     uint32_t depth;  /* 1 .. QSF_IO_MAX_DEPTH */
+    bool is_fixed;   /* the depth was asked for; else fewer reads are in flight if that is faster */
 } qsf_io_setup;
 
 /* Opens `file` for a method and tries a read. QSF_ERR_UNSUPPORTED: the system, the file system or
@@ -59,7 +63,7 @@ qsf_status qsf_io_finish(qsf_io_queue *queue, qsf_io_read *read);
 /* True if qsf_io_finish() may be called and need not wait; false if a read takes place there. */
 bool qsf_io_has_ended(const qsf_io_queue *queue);
 
-/* ---- chooses how to read: for this file, this disk and the free memory ---- */
+/* ---- chooses how to read: for this file and the free memory ---- */
 
 typedef struct qsf_io_wish {
     uint32_t method;      /* a qsf_io_method; an error if the system lacks it */
@@ -70,23 +74,14 @@ typedef struct qsf_io_wish {
     uint64_t read_bytes; /* bytes that every pass reads */
 } qsf_io_wish;
 
-/* A buffer of QSF_IO_PROBE_BYTES lets the probe try all setups; a smaller one limits the depth. */
-#define QSF_IO_PROBE_READ_BYTES ((size_t)512 * 1024)
-#define QSF_IO_PROBE_BYTES (8 * QSF_IO_PROBE_READ_BYTES)
-
 /* Chooses a setup and opens *io for it. The first condition that holds decides:
  *
  *     wish->method is not AUTO                            that method, or QSF_ERR_UNSUPPORTED
  *     the page cache holds most of the file, or
  *     read_bytes <= cache_bytes                           buffered
  *     direct reads do not work                            buffered
- *     the file or the buffer is too small for a probe     direct, depth 4
- *     else                                                the fastest setup of the probe
+ *     else                                                direct
  *
- * A depth in `wish` holds in all cases; no setup uses more than max_threads threads. The probe
- * takes about 250 ms (more only if single reads are that slow). It reads into `buffer`
- * [buffer_bytes], aligned to QSF_IO_ALIGN. Among setups within 5 % of the fastest it prefers fewer
- * threads, then less depth. *is_probed: true if the result comes from the probe.
+ * A depth in `wish` holds in all cases; no setup uses more than max_threads threads.
  * QSF_ERR_ARG: the depth is above QSF_IO_MAX_DEPTH, or the method does not exist. */
-qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, void *buffer,
-                         size_t buffer_bytes, qsf_io_setup *setup, bool *is_probed);
+qsf_status qsf_io_choose(qsf_io *io, qsf_file *file, const qsf_io_wish *wish, qsf_io_setup *setup);

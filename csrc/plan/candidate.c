@@ -40,7 +40,7 @@ static uint64_t pool_stacks_bytes(const qsf_candidate *d)
 /* Stacks of the reading threads: io_uring needs one thread, the other methods one for each read. */
 static uint64_t reader_stacks_bytes(const qsf_options *opt, uint32_t io_depth)
 {
-    const qsf_io_setup setup = {opt->io_method, io_depth};
+    const qsf_io_setup setup = {.method = opt->io_method, .depth = io_depth};
     return io_depth == 0 ? 0 : (uint64_t)qsf_io_queue_count(&setup) * QSF_RING_STACK_BYTES;
 }
 

@@ -77,7 +77,6 @@ uint64_t qsf_ceiling_auto_budget_bytes(const qsf_supply *s)
 #define RING_PART_OF_RUN 8
 #define MAX_RING_BYTES (256 * MIB)
 #define RING_STEP_BYTES (MIB / 16)
-#define DEFAULT_IO_DEPTH 4
 
 #define MAX_EMBEDDING_ROWS 256
 #define EMBEDDING_PART_OF_CEILING 64
@@ -209,7 +208,7 @@ static qsf_status first_choice(const qsf_plan_input *in, uint64_t ceiling_bytes,
         how->chunk_tokens = how->ctx_tokens;
     how->ring_bytes = RING_TARGET_BYTES;
     how->draft_rows = opt->draft_rows;
-    how->io_depth = opt->io_depth != 0 ? opt->io_depth : DEFAULT_IO_DEPTH;
+    how->io_depth = opt->io_depth != 0 ? opt->io_depth : QSF_IO_USUAL_DEPTH;
     how->n_embedding_rows = most_embedding_rows(in->config, ceiling_bytes);
     return QSF_OK;
 }
@@ -276,7 +275,7 @@ static void grow(qsf_candidate *d)
 {
     grow_drafts(d);
     qsf_choice how = d->how;
-    how.io_depth = d->in->options->io_depth != 0 ? d->in->options->io_depth : DEFAULT_IO_DEPTH;
+    how.io_depth = d->in->options->io_depth != 0 ? d->in->options->io_depth : QSF_IO_USUAL_DEPTH;
     (void)try_choice(d, &how, with_an_eighth(d->plan));
     const uint64_t most_bytes = with_an_eighth(d->plan);
     for (how = d->how; how.ring_bytes < RING_TARGET_BYTES;) {
@@ -519,7 +518,7 @@ static qsf_status refuse(const qsf_candidate *d, const qsf_supply *supply)
 qsf_status qsf_plan_make(const qsf_plan_input *in, qsf_plan *plan, bool *is_resident)
 {
     const qsf_options *const opt = in->options;
-    const uint32_t depth = opt->io_depth != 0 ? opt->io_depth : DEFAULT_IO_DEPTH;
+    const uint32_t depth = opt->io_depth != 0 ? opt->io_depth : QSF_IO_USUAL_DEPTH;
     const qsf_supply supply = {
         .process_bytes = in->process_bytes,
         .available_bytes = in->available_bytes,

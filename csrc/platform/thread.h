@@ -34,6 +34,7 @@ void qsf_condition_wait(qsf_condition *c, qsf_mutex *m);
 /* Returns after timeout_ns at the latest. Check the condition after every wait. */
 void qsf_condition_wait_for(qsf_condition *c, qsf_mutex *m, uint64_t timeout_ns);
 void qsf_condition_wake_all(qsf_condition *c);
+void qsf_condition_wake_one(qsf_condition *c);
 
 /* Starts `run(arg)` with a stack of stack_bytes, or the system's minimum if that is more. The
  * thread blocks signals, so that the application's handlers run on its own threads; signals of a

@@ -129,7 +129,7 @@ void *qsf_experts_read(void *arg)
     qsf_experts *const e = arg;
     piece under_way[QUEUE_DEPTH] = {{0}};
     qsf_io_queue queue;
-    const qsf_io_setup setup = {e->io->method, QUEUE_DEPTH};
+    const qsf_io_setup setup = {.method = e->io->method, .depth = QUEUE_DEPTH};
     qsf_thread_hurry();
     const qsf_status status = qsf_io_queue_open(&queue, e->io, qsf_io_queue_depth(&setup));
     qsf_mutex_lock(&e->lock);

@@ -46,6 +46,7 @@ struct qsf_ring {
     size_t range_bytes;
     unsigned char *seam; /* [range_bytes + 64] */
     uint32_t queue_depth;
+    qsf_pace pace; /* under lock */
     uint32_t n_threads;
     qsf_thread threads[QSF_IO_MAX_DEPTH];
 
@@ -102,9 +103,13 @@ static bool is_next_wanted(qsf_ring *ring)
 /* Begins the next piece in the lowest free slot; NULL if there is nothing to read or no slot. */
 static piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
 {
-    if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
-        ring->n_order == 0 || !is_next_wanted(ring) || ring->head - ring->tail == ring->n_slots)
+    if (ring->n_under_way >= ring->pace.limit)
         return NULL;
+    if (ring->is_paused || ring->is_stopping || ring->failure_status != QSF_OK ||
+        ring->n_order == 0 || !is_next_wanted(ring) || ring->head - ring->tail == ring->n_slots) {
+        qsf_pace_disturb(&ring->pace);
+        return NULL;
+    }
     uint32_t slot = 0;
     while (ring->is_taken[slot])
         slot++;
@@ -133,13 +138,17 @@ static piece *begin_piece(qsf_ring *ring, uint64_t *piece_no)
     return p;
 }
 
-/* The read of a piece has ended, well or not. */
+/* The read of a piece has ended, well or not: another reader may begin one. */
 static void end_read(qsf_ring *ring, piece *p)
 {
     p->end_ns = qsf_clock_ns();
     ring->counts.read_bytes += p->data_bytes;
     if (--ring->n_under_way == 0)
         ring->counts.busy_ns += p->end_ns - ring->busy_since_ns;
+    if (qsf_pace_count(&ring->pace, p->data_bytes, p->end_ns))
+        qsf_condition_wake_all(&ring->has_room);
+    else
+        qsf_condition_wake_one(&ring->has_room);
 }
 
 /* A reader has finished a piece. Keeps the first error for the consumer. */
@@ -214,18 +223,19 @@ static void check_piece(qsf_ring *ring, piece *p)
     end_piece(ring, p, QSF_OK);
 }
 
-/* Reads until the ring stops. A disk serves several reads at once: the next ones are started
- * before the checksums of finished ones, so that the disk never waits for checksums. Caller
- * holds the lock. */
+/* Reads until the ring stops. The disk never waits for checksums: a queue that the system works on
+ * is filled before them, else another reader begins the next read. Caller holds the lock. */
 static void read_pieces(qsf_ring *ring, qsf_io_queue *queue)
 {
     piece *taken[QSF_IO_MAX_DEPTH];
     uint32_t n_taken = 0;
     for (;;) {
-        if (!ring->is_stopping)
+        if (!ring->is_stopping && queue->ring != NULL)
             start_reads(ring, queue);
         for (uint32_t i = 0; i < n_taken; i++)
             check_piece(ring, taken[i]);
+        if (!ring->is_stopping && queue->ring == NULL)
+            start_reads(ring, queue);
         if (queue->n_started == 0 && ring->is_stopping)
             return;
         if (queue->n_started > 0)
@@ -377,6 +387,7 @@ qsf_status qsf_ring_create(qsf_ring **out, qsf_reader *r, qsf_ledger *ledger, qs
         .order = l.order,
         .unit_idx = NONE,
     };
+    qsf_pace_init(&ring->pace, setup->depth, setup->is_fixed);
     const qsf_status status = start_readers(ring, qsf_io_queue_count(setup));
     if (status == QSF_OK)
         *out = ring;
@@ -536,7 +547,7 @@ static void remove_oldest(qsf_ring *ring)
     ring->unit_off = p->off + p->data_bytes;
     ring->is_taken[(size_t)(p->bytes - ring->bytes) / ring->slot_bytes] = false;
     ring->tail++;
-    qsf_condition_wake_all(&ring->has_room);
+    qsf_condition_wake_one(&ring->has_room);
 }
 
 /* Removes the pieces of the current unit that end at or before `off`; waits until its pieces up

@@ -17,6 +17,7 @@
 #include "base/cancel.h"
 #include "format/records.h"
 #include "io/io.h"
+#include "io/pace.h"
 #include "platform/clock.h"
 
 #define QSF_RING_STACK_BYTES (64 * 1024) /* of a reading thread */

@@ -193,11 +193,9 @@ def open_native(
         raise QsfUnsupportedError(f"io={options.io}: {error}", argument="io") from error
 
 
-def io_origin(options: ModelOptions, info: binding.ModelInfo) -> str:
-    """Return who chose the way of reading: the user or the probe."""
-    if options.io not in (None, "auto"):
-        return "as asked"
-    return "found by a probe" if info.io_is_probed else "chosen"
+def io_origin(options: ModelOptions) -> str:
+    """Return who chose the way of reading: the user or the engine."""
+    return "chosen" if options.io in (None, "auto") else "as asked"
 
 
 def does_not_fit(plan: binding.MemoryPlan, *, is_command: bool = False) -> str:

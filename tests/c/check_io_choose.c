@@ -15,7 +15,9 @@
 #include <unistd.h>
 
 #include "platform/file.h"
+#include "base/checked.h"
 #include "io/io.h"
+#include "io/pace.h"
 
 #if defined(__linux__)
 #include <linux/filter.h>
@@ -25,13 +27,13 @@
 #endif
 
 #define SMALL_BYTES ((size_t)3 << 20)
-/* Large enough for a probe; a hole, but for its beginning */
+/* A hole, but for its beginning */
 #define LARGE_BYTES ((off_t)80 << 20)
 
 static char folder[] = "check_io_choose.XXXXXX";
 static char small_path[64];
 static char large_path[64];
-static unsigned char *buffer; /* QSF_IO_PROBE_BYTES */
+static unsigned char *buffer; /* QSF_IO_ALIGN */
 static bool has_direct;
 static bool has_uring;
 
@@ -68,16 +70,14 @@ static qsf_io_wish wish_auto(void)
 typedef struct choice {
     qsf_status status;
     qsf_io_setup setup;
-    bool is_probed;
 } choice;
 
 /* Chooses for a file, reads a block that way, and closes. */
-static choice choose(qsf_file *f, const qsf_io_wish *wish, size_t buffer_bytes)
+static choice choose(qsf_file *f, const qsf_io_wish *wish)
 {
     qsf_io io;
     choice c = {0};
-    c.status = qsf_io_choose(&io, f, wish, buffer_bytes > 0 ? buffer : NULL, buffer_bytes, &c.setup,
-                             &c.is_probed);
+    c.status = qsf_io_choose(&io, f, wish, &c.setup);
     if (c.status != QSF_OK) {
         CHECK_EQ(io.direct, -1);
         return c;
@@ -105,7 +105,7 @@ static void check_named(qsf_file *f)
 {
     for (uint32_t method = QSF_IO_BUFFERED; method <= QSF_IO_MMAP; method++) {
         qsf_io_wish wish = {.method = method, .max_threads = 16, .cache_bytes = UINT64_MAX};
-        const choice c = choose(f, &wish, QSF_IO_PROBE_BYTES);
+        const choice c = choose(f, &wish);
         if (c.status == QSF_ERR_UNSUPPORTED) {
             printf("skipped: %s: %s\n", qsf_io_method_name(method), qsf_error_detail());
             continue;
@@ -114,19 +114,18 @@ static void check_named(qsf_file *f)
         has_uring |= method == QSF_IO_URING;
         CHECK_STATUS(c.status, QSF_OK);
         CHECK_EQ(c.setup.method, method);
-        CHECK(!c.is_probed);
         for (wish.depth = 1; wish.depth <= 16; wish.depth++)
-            CHECK_EQ(choose(f, &wish, 0).setup.depth, wish.depth);
+            CHECK_EQ(choose(f, &wish).setup.depth, wish.depth);
         wish.max_threads = 3; /* there is memory for no more */
         wish.depth = 5;
-        CHECK_EQ(choose(f, &wish, 0).setup.depth, method == QSF_IO_URING ? 5 : 3);
+        CHECK_EQ(choose(f, &wish).setup.depth, method == QSF_IO_URING ? 5 : 3);
     }
     qsf_io_wish wish = {.method = QSF_IO_MMAP + 1, .max_threads = 1};
-    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+    CHECK_STATUS(choose(f, &wish).status, QSF_ERR_ARG);
     wish = (qsf_io_wish){.depth = QSF_IO_MAX_DEPTH + 1, .max_threads = QSF_IO_MAX_DEPTH + 1};
-    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+    CHECK_STATUS(choose(f, &wish).status, QSF_ERR_ARG);
     wish = (qsf_io_wish){.depth = 1};
-    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_ARG);
+    CHECK_STATUS(choose(f, &wish).status, QSF_ERR_ARG);
 }
 
 /* What fits the cache, or is there already, is read through it. */
@@ -139,7 +138,7 @@ static void check_cached(qsf_file *f)
         return;
 #if defined(__linux__)
     CHECK(qsf_io_is_cached(f));
-    CHECK_EQ(choose(f, &wish, 0).setup.method, QSF_IO_BUFFERED);
+    CHECK_EQ(choose(f, &wish).setup.method, QSF_IO_BUFFERED);
 #else
     printf("skipped: this system does not say what it has cached\n");
     free(all);
@@ -149,7 +148,7 @@ static void check_cached(qsf_file *f)
         printf("skipped: this file system keeps what it is asked to drop\n");
     } else {
         const uint32_t want = has_direct ? QSF_IO_DIRECT : QSF_IO_BUFFERED;
-        CHECK_EQ(choose(f, &wish, 0).setup.method, want);
+        CHECK_EQ(choose(f, &wish).setup.method, want);
         CHECK(!qsf_io_is_cached(f)); /* asking brought nothing in */
         /* A tenth of it is not most of it, three quarters are; however far the system reads on
          * behind what it is asked for. */
@@ -161,44 +160,63 @@ static void check_cached(qsf_file *f)
     free(all);
 }
 
-static void check_probe(qsf_file *small, qsf_file *large)
+static void check_depths(qsf_file *small)
 {
     if (!has_direct || !drop(small))
         return;
     qsf_io_wish wish = wish_auto();
-    choice c = choose(small, &wish, QSF_IO_PROBE_BYTES);
-    CHECK(c.setup.method == QSF_IO_DIRECT && c.setup.depth == 4 && !c.is_probed);
+    qsf_io_setup setup = choose(small, &wish).setup;
+    CHECK(setup.method == QSF_IO_DIRECT && setup.depth == QSF_IO_USUAL_DEPTH && !setup.is_fixed);
     wish.max_threads = 2;
-    CHECK_EQ(choose(small, &wish, QSF_IO_PROBE_BYTES).setup.depth, 2);
-
-    if (!drop(large))
-        return;
-    wish = wish_auto();
+    CHECK_EQ(choose(small, &wish).setup.depth, 2);
     wish.cache_bytes = wish.read_bytes;
-    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
-    CHECK(c.setup.method == QSF_IO_BUFFERED && !c.is_probed);
+    CHECK_EQ(choose(small, &wish).setup.method, QSF_IO_BUFFERED);
     wish = wish_auto();
-    CHECK(!choose(large, &wish, 0).is_probed);
-    CHECK(!choose(large, &wish, QSF_IO_PROBE_READ_BYTES).is_probed); /* nothing to compare */
-    for (wish.max_threads = 4; wish.max_threads <= 8; wish.max_threads *= 2) {
-        c = choose(large, &wish, QSF_IO_PROBE_BYTES);
-        CHECK(c.is_probed);
-        CHECK(c.setup.method == QSF_IO_DIRECT || c.setup.method == QSF_IO_URING);
-    }
-    wish = wish_auto();
-    c = choose(large, &wish, 4 * QSF_IO_PROBE_READ_BYTES);
-    CHECK(c.is_probed && c.setup.depth <= 4);
     wish.depth = 3;
-    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
-    CHECK(c.is_probed == has_uring && c.setup.depth == 3);
-    /* A probe that meets a bad place is no failure: the reads that count will meet it. */
-    wish = wish_auto();
-    large->fault_kind = QSF_FAULT_FAIL;
-    large->reads_until_fault = 0;
-    c = choose(large, &wish, QSF_IO_PROBE_BYTES);
-    CHECK_STATUS(c.status, QSF_OK);
-    CHECK(c.is_probed);
-    large->reads_until_fault = -1;
+    setup = choose(small, &wish).setup;
+    CHECK(setup.method == QSF_IO_DIRECT && setup.depth == 3 && setup.is_fixed);
+}
+
+/* Bytes a nanosecond of a disk that is fastest with best_depth reads in flight. */
+static double speed_of(uint32_t depth, uint32_t best_depth)
+{
+    const double share = (double)QSF_MIN(depth, best_depth) / (double)QSF_MAX(depth, best_depth);
+    return 1.0 + share;
+}
+
+/* Reads n pieces of 1 MiB in simulated time. */
+static void pass(qsf_pace *p, uint64_t *now_ns, uint32_t n, uint32_t best_depth)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        *now_ns += (uint64_t)((1 << 20) / speed_of(p->limit, best_depth));
+        (void)qsf_pace_count(p, 1 << 20, *now_ns);
+        CHECK(p->limit >= 1 && p->limit <= p->most);
+    }
+}
+
+/* The number of reads in flight climbs to the fastest, and follows a disk that changes. */
+static void check_pace(void)
+{
+    static const uint32_t bests[] = {1, 8, 2, 4, 8, 1};
+    uint64_t now_ns = 1;
+    qsf_pace p;
+    qsf_pace_init(&p, 8, false);
+    for (size_t i = 0; i < COUNT_OF(bests); i++) {
+        pass(&p, &now_ns, 50000, bests[i]);
+        CHECK_EQ(p.best, bests[i]);
+        const uint64_t begin_ns = now_ns;
+        pass(&p, &now_ns, 50000, bests[i]); /* what comparing costs */
+        CHECK((double)(now_ns - begin_ns) * speed_of(1, 1) < 1.02 * 50000 * (1 << 20));
+    }
+    qsf_pace_init(&p, 6, true);
+    pass(&p, &now_ns, 1000, 1);
+    CHECK_EQ(p.limit, 6);
+    qsf_pace_init(&p, 2, false);
+    for (uint32_t i = 0; i < 1000; i++) { /* never long enough undisturbed */
+        pass(&p, &now_ns, 5, 1);
+        qsf_pace_disturb(&p);
+    }
+    CHECK_EQ(p.limit, 2);
 }
 
 #if defined(__linux__) && defined(SECCOMP_RET_ERRNO)
@@ -227,7 +245,7 @@ static void refuse(qsf_file *f, uint32_t method, int error)
 {
     const int n_open = count_open();
     const qsf_io_wish wish = {.method = method, .max_threads = 1};
-    CHECK_STATUS(choose(f, &wish, 0).status, QSF_ERR_UNSUPPORTED);
+    CHECK_STATUS(choose(f, &wish).status, QSF_ERR_UNSUPPORTED);
     CHECK_CONTAINS(qsf_error_detail(), strerror(error));
     CHECK_EQ(count_open(), n_open);
 }
@@ -246,8 +264,8 @@ static void check_forbidden(qsf_file *f, qsf_file *large)
         refuse(f, QSF_IO_URING, errors[i]);
     }
     if (has_direct && drop(large)) { /* without io_uring */
-        const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
-        CHECK(c.is_probed && c.setup.method == QSF_IO_DIRECT);
+        const choice c = choose(large, &wish);
+        CHECK(c.setup.method == QSF_IO_DIRECT);
     }
     if (!forbid(__NR_process_vm_readv, 0, 0, EPERM)) {
         printf("skipped: what is forbidden: no filters for system calls here\n");
@@ -260,9 +278,9 @@ static void check_forbidden(qsf_file *f, qsf_file *large)
 #endif
     refuse(f, QSF_IO_DIRECT, EINVAL);
     CHECK_CONTAINS(qsf_error_detail(), "file system");
-    const choice c = choose(large, &wish, QSF_IO_PROBE_BYTES);
+    const choice c = choose(large, &wish);
     CHECK_STATUS(c.status, QSF_OK);
-    CHECK(c.setup.method == QSF_IO_BUFFERED && !c.is_probed);
+    CHECK(c.setup.method == QSF_IO_BUFFERED);
 }
 
 #else
@@ -278,7 +296,7 @@ static void check_forbidden(qsf_file *f, qsf_file *large)
 
 int main(void)
 {
-    buffer = aligned_alloc(QSF_IO_ALIGN, QSF_IO_PROBE_BYTES);
+    buffer = aligned_alloc(QSF_IO_ALIGN, QSF_IO_ALIGN);
     if (!CHECK(buffer != NULL && mkdtemp(folder) != NULL))
         return check_report("check_io_choose");
     snprintf(small_path, sizeof small_path, "%s/small.qsf", folder);
@@ -290,7 +308,8 @@ int main(void)
         const int n_open = count_open();
         check_named(&small);
         check_cached(&small);
-        check_probe(&small, &large);
+        check_depths(&small);
+        check_pace();
         check_forbidden(&small, &large);
         CHECK_EQ(count_open(), n_open);
     }

@@ -344,8 +344,9 @@ static void check_create(qsf_io_setup setup)
 int main(void)
 {
     static const qsf_io_setup setups[] = {
-        {QSF_IO_BUFFERED, 1}, {QSF_IO_BUFFERED, 4}, {QSF_IO_DIRECT, 1}, {QSF_IO_DIRECT, 3},
-        {QSF_IO_URING, 1},    {QSF_IO_URING, 8},    {QSF_IO_MMAP, 2},
+        {QSF_IO_BUFFERED, 1, false}, {QSF_IO_BUFFERED, 4, false}, {QSF_IO_DIRECT, 1, false},
+        {QSF_IO_DIRECT, 3, false},   {QSF_IO_URING, 1, false},    {QSF_IO_URING, 8, false},
+        {QSF_IO_MMAP, 2, false},
     };
     stride = check_stride();
     (void)alarm(WATCHDOG_S);

@@ -122,6 +122,11 @@ void qsf_condition_wake_all(qsf_condition *c)
     must_be_zero(pthread_cond_broadcast(condition_of(c)));
 }
 
+void qsf_condition_wake_one(qsf_condition *c)
+{
+    must_be_zero(pthread_cond_signal(condition_of(c)));
+}
+
 /* Signals of faults stay open: a fault whose signal is blocked ends the process without calling the
  * application's handler, such as Python's faulthandler. */
 static void fill_blocked(sigset_t *set)

@@ -79,6 +79,11 @@ void qsf_condition_wake_all(qsf_condition *c)
     WakeAllConditionVariable(condition_of(c));
 }
 
+void qsf_condition_wake_one(qsf_condition *c)
+{
+    WakeConditionVariable(condition_of(c));
+}
+
 typedef struct start {
     void *(*run)(void *);
     void *arg;

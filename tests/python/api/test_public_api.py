@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,21 +235,10 @@ def test_a_way_of_reading_that_cannot_be_had_is_named(
         qsf.Model(tmp_path / "new.qsf", io="uring")
 
 
-def test_who_chose_the_way_of_reading_is_told(
-    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real_info = binding.NativeModel.info
-
-    def info(self: binding.NativeModel) -> binding.ModelInfo:
-        return replace(real_info(self), io_is_probed=True)
-
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        assert model.io_origin == "chosen"
-    monkeypatch.setattr(binding.NativeModel, "info", info)
-    with qsf.Model(tiny_llama_8bit, ram_budget=None) as model:
-        assert model.io_origin == "found by a probe"
-    with qsf.Model(tiny_llama_8bit, ram_budget=None, io="buffered") as model:
-        assert model.io_origin == "as asked"
+def test_who_chose_the_way_of_reading_is_told(tiny_llama_8bit: Path) -> None:
+    for io, origin in ((None, "chosen"), ("auto", "chosen"), ("buffered", "as asked")):
+        with qsf.Model(tiny_llama_8bit, ram_budget=None, io=io) as model:
+            assert model.io_origin == origin
 
 
 # ---- what programs build upon: conversations, log-probabilities, asyncio, names ----

@@ -152,6 +152,41 @@ def test_two_engines_in_one_table(
     assert "<script" not in page.read_text()
 
 
+@pytest.mark.usefixtures("wheel")
+def test_a_file_and_the_gguf_it_was_made_of(
+    pair: tuple[Path, Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = tmp_path / "kept.qsf"
+    kept.write_bytes(pair[0].read_bytes())
+    copies = {str(pair[0]): pair[0], str(pair[1]): kept}
+    monkeypatch.setattr(cli, "find_model", lambda name, **_: copies[name])
+    words = [*SMALL, "--prompt", "0", "--json", str(tmp_path / "r.json")]
+    assert run_cli(*pair, *words, capsys=capsys)[0] == 0
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [(row["file"], row["engine"], row["ratio"] is None) for row in rows] == [
+        ("m.qsf", QSF, False),
+        ("m.gguf", LLAMA, True),
+        ("kept.qsf", QSF, False),
+    ]
+
+
+def test_the_divergence_stands_beside_the_speed(
+    tiny_llama_4bit: Path, tiny_llama_8bit: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*SMALL, "--prompt", "0", "--no-baseline", "--json", str(tmp_path / "r.json")]
+    models = (tiny_llama_4bit, tiny_llama_8bit)
+    code, out, _ = run_cli(*models, *words, "--against", tiny_llama_8bit, capsys=capsys)
+    assert code == 0
+    assert "KL: 512 tokens against" in out
+    kls = [row["kl"] for row in json.loads((tmp_path / "r.json").read_text())["rows"]]
+    assert kls[0] > kls[1] == 0
+    code, _, errors = run_cli(*models, *words, "--against", tiny_llama_4bit, capsys=capsys)
+    assert (code, "bits a weight: 8 or 16" in errors) == (2, True)
+
+
 def test_without_llama_cpp_it_says_how_to_get_it(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,10 +239,12 @@ def test_tasks_take_turns_and_ratios_are_of_one_round(
     monkeypatch.setattr(tasks, "run_task", answers(10, 5, 0, 1, 30, 10))
     tasks.run_rounds(runs, 3, lambda _fraction, _text: None)
     facts = {str(path): files.read_facts(path) for path in pair}
-    rows = table.rows_of(runs, facts, {str(pair[0]): str(pair[1])})
+    rows = table.rows_of(runs, facts, {str(pair[0]): str(pair[1])}, {})
     assert [row.rounds for row in rows] == [[10, 30], [5, 1, 10]]
     assert [row.ratio for row in rows] == [2.5, None]  # of 2 and 3: a round failed
     assert runs[0].failures == ["ended with 1: no"]
+    runs[0].answers.append(runs[0].answers[0])  # stopped before llama.cpp's turn
+    assert table.rows_of(runs, facts, {str(pair[0]): str(pair[1])}, {})[0].ratio == 2.5
 
 
 def test_a_task_that_always_fails_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
