@@ -47,7 +47,7 @@ Floats = NDArray[np.float64]
 
 DEFAULT_TYPE: Final = "8bit"
 TYPES: Final = {"f16": Dtype.F16, "8bit": Dtype.Q8_0}
-_MAGIC, _VERSION = b"QSFA", 1
+_MAGIC, _VERSION = b"QSFA", 2
 _HEADER_BYTES, _NAME_BYTES, _MAX_RANK = 128, 76, 1024
 _CHANGEABLE: Final = (T.Q, T.K, T.V, T.ATTN_OUT, T.FFN_GATE, T.FFN_UP, T.FFN_DOWN)
 _PLAIN: Final = {"groups": None, "slices": None, "scale": None, "add": 0.0, "is_flat": False,
@@ -70,7 +70,7 @@ def convert_adapter(
 ) -> tuple[int, int]:
     """Write the file ``out`` of an adapter for the file ``base``; return matrices and most rank.
 
-    ``adapter``: as ``open_adapter``. ``quant_type``: of A, 8bit or f16; B is f16.
+    ``adapter``: as ``open_adapter``. ``quant_type``: 8bit or f16.
 
     Raises QsfConversionError for an adapter that does not fit, or a base that does not say enough;
     QsfArgumentError for a type or an output that cannot be, QsfIOError as the system refuses.
@@ -231,13 +231,18 @@ def _entry(matrix: _LowRank) -> bytes:
 
 
 def _packed(matrix: _LowRank, dtype: Dtype) -> bytes:
-    """Return the tiles of A, then B [tile rows, rank, 16] in f16."""
+    """Return the tiles of A, then of each tile row B [rank, 16], after scales if it is not f16."""
     a = np.ldexp(matrix.a, _shift(matrix.a)).astype(np.float32)
     a = np.pad(a, ((0, 0), (0, -a.shape[1] % BLOCK)))
     b = np.ldexp(matrix.b, _shift(matrix.b))
     b = np.pad(b, ((0, -len(b) % TILE_ROWS), (0, 0))).reshape(-1, TILE_ROWS, b.shape[1])
-    tiles = quantise_rows(dtype, a) if dtype == Dtype.F16 else _tiles_of_8_bits(a)
-    return tiles + bytes(b.transpose(0, 2, 1).astype("<f2"))
+    if dtype == Dtype.F16:
+        return quantise_rows(dtype, a) + bytes(b.transpose(0, 2, 1).astype("<f2"))
+    scales = (abs(b).max(axis=2) / 127).astype("<f2")
+    codes = np.rint(b / np.where(scales == 0, 1, scales)[:, :, None]).clip(-127, 127) + 128
+    of_rows = scales.view(np.uint8).reshape(len(b), -1)
+    of_columns = codes.transpose(0, 2, 1).astype(np.uint8).reshape(len(b), -1)
+    return _tiles_of_8_bits(a) + np.concatenate((of_rows, of_columns), 1).tobytes()
 
 
 def _tiles_of_8_bits(a: NDArray[np.float32]) -> bytes:

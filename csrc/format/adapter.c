@@ -61,8 +61,8 @@ static qsf_status parse_header(qsf_adapter *a, const unsigned char *h)
 {
     QSF_FAIL_IF(memcmp(h, "QSFA", 4) != 0, FORMAT,
                 "it is none of qsf convert --lora ADAPTER --for BASE");
-    QSF_FAIL_IF(qsf_load_u32(h + 4) != 1, UNSUPPORTED,
-                "it has version %u, and this release reads 1: make it again", qsf_load_u32(h + 4));
+    QSF_FAIL_IF(qsf_load_u32(h + 4) != 2, UNSUPPORTED,
+                "it has version %u, and this release reads 2: make it again", qsf_load_u32(h + 4));
     a->crc32[0] = qsf_load_u32(h + CRC_OFF);
     a->crc32[1] = qsf_load_u32(h + 44);
     QSF_FAIL_IF(qsf_crc32(0, h, CRC_OFF) != a->crc32[0], DAMAGED,
@@ -159,7 +159,7 @@ static qsf_status parse_matrix(const qsf_adapter *a, const unsigned char *e, con
     const uint64_t a_bytes = (uint64_t)qsf_ceil_div(out->rank, QSF_TILE_ROWS) *
                              qsf_ceil_div(t->n_cols, QSF_BLOCK) * qsf_dtype_tile_bytes(a->dtype);
     const uint64_t b_bytes =
-        (uint64_t)qsf_ceil_div(t->n_rows, QSF_TILE_ROWS) * QSF_TILE_ROWS * out->rank * 2;
+        (uint64_t)qsf_ceil_div(t->n_rows, QSF_TILE_ROWS) * qsf_low_rank_b_bytes(out);
     QSF_FAIL_IF(a_bytes + b_bytes > a->file.n_bytes - *off, FORMAT,
                 "it ends inside its matrix of layer %u, type %u", layer, type);
     out->a = a->bytes + *off;

@@ -16,13 +16,20 @@
 /* What one adapter adds to the product of a matrix. */
 typedef struct qsf_low_rank {
     const unsigned char *a; /* tiles of [rank, n_cols], in `dtype` */
-    const unsigned char *b; /* f16 [tile rows of the matrix, rank, 16] */
-    uint32_t dtype;
+    const unsigned char *b; /* of the tile rows of the matrix, as add_low_rank takes them */
+    uint32_t dtype;         /* f16; else both have 8 bits */
     uint32_t rank;
     float factor;
     uint32_t adapter_idx;      /* whose scale it is multiplied by, too */
     struct qsf_low_rank *next; /* of another adapter of the same matrix, or NULL */
 } qsf_low_rank;
+
+/* Bytes of B for a tile row */
+static inline size_t qsf_low_rank_b_bytes(const qsf_low_rank *m)
+{
+    const size_t n = (size_t)m->rank * QSF_TILE_ROWS;
+    return m->dtype == QSF_DTYPE_F16 ? 2 * n : 2 * QSF_TILE_ROWS + n;
+}
 
 typedef struct qsf_adapter {
     qsf_file file;

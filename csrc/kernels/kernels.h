@@ -94,10 +94,13 @@ typedef void qsf_add_outliers_fn(const unsigned char *entries, size_t n_entries,
 
 /* Adds what an adapter of low rank makes of z [n_tokens, z_stride]: for each token t and row r of
  * n_rows, with acc from +0 over k = 0 .. rank - 1 ascending,
- *   acc = fmaf(b[r / 16][k][r % 16], z[t * z_stride + k], acc), y[t * y_stride + r] += acc
- * b: f16 [tile rows, rank, 16] */
-typedef void qsf_add_low_rank_fn(const unsigned char *b, size_t rank, size_t n_rows, const float *z,
-                                 size_t z_stride, size_t n_tokens, float *y, size_t y_stride);
+ *   acc = fmaf(b[r / 16][k][r % 16], z[t * z_stride + k], acc), then
+ *   y[t * y_stride + r] = fmaf(scale[r], acc, y[t * y_stride + r])
+ * b: f16 [tile rows, rank, 16], scale 1; or is_8bit: for each tile row f16 scale [16], then u8
+ * [rank, 16], each the number plus 128 */
+typedef void qsf_add_low_rank_fn(const unsigned char *b, bool is_8bit, size_t rank, size_t n_rows,
+                                 const float *z, size_t z_stride, size_t n_tokens, float *y,
+                                 size_t y_stride);
 
 /* Decodes row `row_in_tile` of a tile row to f32: out [n_blocks * 64]. Values as in the f32
  * form. */

@@ -365,37 +365,52 @@ static void QSF_NAME(add_outliers)(const unsigned char *entries, size_t n_entrie
                         y + t * y_stride, y_stride);
 }
 
-/* n_tokens: a literal */
-QSF_FORCED_INLINE void add_low_rank_of(size_t n_tokens, const unsigned char *b, size_t rank,
-                                       size_t n_rows, const float *z, size_t z_stride, float *y,
-                                       size_t y_stride)
+#ifndef QSF_LOW_TOKENS
+#define QSF_LOW_TOKENS 4 /* whose sums are in registers */
+#endif
+
+/* n_tokens, is_8bit: literals */
+QSF_FORCED_INLINE void add_low_rank_of(size_t n_tokens, bool is_8bit, const unsigned char *b,
+                                       size_t rank, size_t n_rows, const float *z, size_t z_stride,
+                                       float *y, size_t y_stride)
 {
-    for (size_t row = 0; row < n_rows; row += QSF_LANES, b += 2 * QSF_LANES * rank) {
+    const size_t column_bytes = is_8bit ? QSF_LANES : 2 * QSF_LANES;
+    for (size_t row = 0; row < n_rows; row += QSF_LANES, b += column_bytes * rank) {
         const size_t m = lanes_left(n_rows, row);
-        lanes acc[4];
+        const lanes scale = is_8bit ? lanes_load_f16(b) : lanes_set(1.0F);
+        b += is_8bit ? 2 * QSF_LANES : 0;
+        lanes acc[QSF_LOW_TOKENS];
         for (size_t t = 0; t < n_tokens; t++)
             acc[t] = lanes_set(0.0F);
         for (size_t k = 0; k < rank; k++) {
-            const lanes w = lanes_load_f16(b + 2 * QSF_LANES * k);
+            const lanes w = is_8bit
+                                ? lanes_sub(lanes_load_u8(b + column_bytes * k), lanes_set(128.0F))
+                                : lanes_load_f16(b + column_bytes * k);
             for (size_t t = 0; t < n_tokens; t++)
                 acc[t] = lanes_fma(w, lanes_set(z[t * z_stride + k]), acc[t]);
         }
         for (size_t t = 0; t < n_tokens; t++) {
             float *const to = y + t * y_stride + row;
-            lanes_store_part(to, lanes_add(lanes_load_part(to, m), acc[t]), m);
+            lanes_store_part(to, lanes_fma(scale, acc[t], lanes_load_part(to, m)), m);
         }
     }
 }
 
-static void QSF_NAME(add_low_rank)(const unsigned char *b, size_t rank, size_t n_rows,
+static void QSF_NAME(add_low_rank)(const unsigned char *b, bool is_8bit, size_t rank, size_t n_rows,
                                    const float *z, size_t z_stride, size_t n_tokens, float *y,
                                    size_t y_stride)
 {
-    size_t t = 0;
-    for (; t + 4 <= n_tokens; t += 4)
-        add_low_rank_of(4, b, rank, n_rows, z + t * z_stride, z_stride, y + t * y_stride, y_stride);
-    for (; t < n_tokens; t++)
-        add_low_rank_of(1, b, rank, n_rows, z + t * z_stride, z_stride, y + t * y_stride, y_stride);
+    for (size_t t = 0, n; t < n_tokens; t += n, z += n * z_stride, y += n * y_stride) {
+        n = n_tokens - t < QSF_LOW_TOKENS ? 1 : QSF_LOW_TOKENS;
+        if (n > 1 && is_8bit)
+            add_low_rank_of(QSF_LOW_TOKENS, true, b, rank, n_rows, z, z_stride, y, y_stride);
+        else if (n > 1)
+            add_low_rank_of(QSF_LOW_TOKENS, false, b, rank, n_rows, z, z_stride, y, y_stride);
+        else if (is_8bit)
+            add_low_rank_of(1, true, b, rank, n_rows, z, z_stride, y, y_stride);
+        else
+            add_low_rank_of(1, false, b, rank, n_rows, z, z_stride, y, y_stride);
+    }
 }
 
 static float QSF_NAME(sum_of_product)(float a, float b, float c)

@@ -175,11 +175,12 @@ static void add_low_rank(const range *s, const part *p, size_t row, size_t row_e
     const size_t stride = s->ops->config->low_cols;
     const float *z = l->low;
     for (const qsf_low_rank *r = l->low_rank; r != NULL; z += low_cols(r), r = r->next) {
+        const unsigned char *const b = r->b + row / QSF_TILE_ROWS * qsf_low_rank_b_bytes(r);
         for (size_t t = 0; t < p->x->n_tokens;) {
             float scale;
             const size_t end = find_changed(s->ops, r, p->x->n_tokens, &t, &scale);
             if (t < end)
-                s->ops->kernels->add_low_rank(r->b + row * r->rank * 2, r->rank, row_end - row,
+                s->ops->kernels->add_low_rank(b, r->dtype != QSF_DTYPE_F16, r->rank, row_end - row,
                                               z + t * stride, stride, end - t,
                                               l->y + t * l->y_stride + row, l->y_stride);
             t = end;

@@ -8,6 +8,7 @@
 
 #define QSF_NAME(op) op##_avx512
 #define lane_fma qsf_fmaf_by_instruction
+#define QSF_LOW_TOKENS 8
 #define QSF_SUM_GROUPS 4 /* with 6 rows: 24 of 32 registers hold sums */
 
 QSF_TARGET_BEGIN("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni,avx2,fma,f16c")

@@ -57,6 +57,15 @@ static inline lanes lanes_load_f16(const unsigned char *p)
     return v;
 }
 
+/* p: 16 bytes */
+static inline lanes lanes_load_u8(const unsigned char *p)
+{
+    lanes v;
+    for (size_t l = 0; l < QSF_LANES; l++)
+        v.at[l] = p[l];
+    return v;
+}
+
 /* p: 16 halves; rounds to nearest even */
 static inline void lanes_store_f16(unsigned char *p, lanes v)
 {

@@ -319,7 +319,7 @@ def test_mutants_with_right_checksums_end_in_typed_errors(base: Path, tmp_path: 
             model.logits(TOKENS)
             n_opened += 1
     assert 0 < n_opened < 200  # numbers of A and B may be any
-    for off, values in ((4, (0, 2)), (32, (0, 3, 2**31)), (36, (0, 1, 2000)), (40, (3, 99)),
+    for off, values in ((4, (0, 1, 3)), (32, (0, 3, 2**31)), (36, (0, 1, 2000)), (40, (3, 99)),
                         (48, (1, 0x7F)), (123, (1,)), (128, (9, 2**32 - 1)), (132, (7, 2**31)),
                         (136, (1, 97)), (140, (81,)), (144, (0, 3, 2**31)), (152, (1,)),
                         (160, (9, 2**32 - 1)), (164, (0,))):  # fmt: skip
