@@ -30,8 +30,8 @@
  * small, because all threads wait for the last one. */
 #define SHARES 2
 
-/* ThreadSanitizer keeps some 900 KiB of its own on each stack. Without optimisation, each function
- * that is inlined into a kernel has a place of its own there: 250 KiB in all. */
+/* ThreadSanitizer keeps some 900 KiB of its own on each stack. Without optimisation, each value of
+ * a kernel has a place of its own there. */
 #if defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
 #define EXTRA_STACK_BYTES (1024 * 1024)
 #else
