@@ -147,6 +147,7 @@ def _load(
     name: str,
     budget_mb: int | None,
     is_alone: bool,
+    lora: Sequence[str],
 ) -> tuple[Model, Constraints | str]:
     """Open one of the models; next to other models only with the plan it would have alone.
 
@@ -154,7 +155,7 @@ def _load(
     """
     from qsf.model import Model
 
-    options = request.opening
+    options = replace(request.opening, lora=lora)
     if not is_alone:
         options = replace(options, max_seq_len=plans[name].ctx_tokens)
     if budget_mb is not None:
@@ -281,6 +282,7 @@ def find_models(request: Request) -> dict[str, Path]:
         "--prefix": options.prefix,
         "--draft FILE": draft not in ("auto", "off"),
         "--lora": request.opening.adapters,
+        "--lora-dir": options.lora_dir,
     }
     for flag, value in given.items():
         if value:
@@ -317,13 +319,14 @@ def make_server(
     is_quiet: bool = False,
     paths: dict[str, Path] | None = None,
     words: Sequence[str] = (),
-    load: Callable[[str, int | None, bool], tuple[Model, Constraints | str]],
+    load: Callable[[str, int | None, bool, Sequence[str]], tuple[Model, Constraints | str]],
     check: Callable[[Hosts, str, Path], None] = lambda *_: None,
 ) -> Server:
     """Return a server for an open model; the caller starts it.
 
     ``paths`` are the files of all models by name, this one first, ``words`` what the command line
-    calls them, and ``load`` opens one of them inside so many MB, alone or next to others.
+    calls them, and ``load`` opens one of them inside so many MB, alone or next to others, with
+    these adapters.
     ``check`` is called before others are added.
     """
     from qsf.serve.hosts import Hosts
@@ -345,7 +348,8 @@ def make_server(
     limits = Limits(max_body_bytes=options.max_body_mb << 20, max_connections=options.connections)
 
     def load_host(name: str, budget_mb: int | None, is_alone: bool) -> Host:
-        opened, files = load(name, budget_mb, is_alone)
+        lora = [each.text for each in hosts.adapters]
+        opened, files = load(name, budget_mb, is_alone, lora)
         return _make_host(opened, name, paths, options, files, metrics)
 
     host = _make_host(model, next(iter(paths)), paths, options, constraints, metrics)
@@ -358,11 +362,11 @@ def make_server(
     for name in adapters:
         if name in paths or name in aliases:
             raise UsageError(f"--lora {name}=FILE: the model is called {name}, too")
-    aliases |= dict.fromkeys(adapters, next(iter(paths)))
     hosts = Hosts(
         paths,
         host,
         load_host,
+        adapter_folder=None if options.lora_dir is None else Path(options.lora_dir),
         wait_seconds=options.queue_seconds,
         keep_seconds=keep_seconds,
         aliases={other: name for other, name in aliases.items() if other not in paths},

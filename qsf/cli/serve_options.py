@@ -128,6 +128,13 @@ class ServeOptions(MachinesOptions):
         "start, never forgotten, shared by all",
         "none",
     )
+    lora_dir: str | None = _serve(
+        None,
+        _NAME,
+        "folder of adapters that clients may add and remove while the server runs "
+        "(/v1/load_lora_adapter); each time the model is opened again",
+        "clients change none",
+    )
     kv_contexts: int | None = _serve(
         None,
         Whole(1, _MOST_SESSIONS),
@@ -265,6 +272,8 @@ def parse(arguments: list[str]) -> Request:
     opening = taken(ModelOptions, given)
     if serving.machines is not None and any(each.name for each in read_adapters(opening)):
         raise UsageError("--lora NAME=FILE is for one machine: leave NAME= out, or --machines")
+    if serving.machines is not None and serving.lora_dir is not None:
+        raise UsageError("--lora-dir is for one machine: leave it out, or --machines")
     return Request(
         models=tuple(given.model),
         serving=serving,

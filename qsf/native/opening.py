@@ -81,6 +81,11 @@ class Adapter:
     scale: float
     name: str = ""
 
+    @property
+    def text(self) -> str:
+        """As ``read_adapter`` takes it."""
+        return f"{self.name}{'=' if self.name else ''}{self.path}:{self.scale!r}"
+
 
 def read_adapter(text: str) -> Adapter:
     """Read ``NAME=PATH:SCALE``, of which all but the path may be left out.

@@ -23,6 +23,7 @@ from qsf.serve.serving import LATEST
 
 if TYPE_CHECKING:
     from qsf.native.binding import ModelInfo
+    from qsf.native.opening import Adapter
     from qsf.serve.scheduling.scheduler import Scheduler
     from qsf.serve.scheduling.slot_files import SlotFiles
     from qsf.serve.serving import Serving
@@ -74,6 +75,7 @@ class Hosts:
         first: Host,
         load: Callable[[str, int | None, bool], Host],
         *,
+        adapter_folder: Path | None = None,
         wait_seconds: float,
         keep_seconds: float,
         aliases: Mapping[str, str] | None = None,
@@ -86,6 +88,7 @@ class Hosts:
             first: the model in memory.
             load: opens a model inside so many MB (None: no limit), alone or next to others.
                 Raises QsfMemoryError if there is no room.
+            adapter_folder: where clients may take adapters from; None: nowhere.
             wait_seconds: how long a request may wait for memory that others use.
             keep_seconds: how long a model stays in memory unused, unless its last request says.
             aliases: further names of models, each with the name in ``paths``.
@@ -97,6 +100,10 @@ class Hosts:
         self.fetch: Callable[[str], AsyncGenerator[dict[str, Any], None]] | None = None
         # The one spelling of a name under which ``fetch`` adds a model.
         self.spelled: Callable[[str], str] = str
+        self.adapters = first.serving.model.adapters  # of the only model, else none
+        self.adapter_folder = adapter_folder
+        # Of requests that choose no adapter; None: as the model is opened.
+        self.usual_scales: tuple[float, ...] | None = None
         self.loaded = {first.serving.name: first}
         self.infos: dict[str, ModelInfo] = {first.serving.name: first.serving.model.info}
         self._aliases, self._takes_any_name = aliases or {}, takes_any_name
@@ -154,8 +161,8 @@ class Hosts:
                 await self._let_go(host)
 
     async def _get(self, name: str | None, *, is_loading: bool) -> Host:
-        name = self._known(name) if name else None
         async with self._turn:  # requests that wait for memory stay first
+            name = self._known(name) if name else None
             if name is None:
                 name = self.current.serving.name if self.loaded else next(iter(self.paths))
             if not is_loading and name not in self.loaded:
@@ -165,12 +172,49 @@ class Hosts:
                 await self._bring(name, deadline)
             return self.loaded[name]
 
+    async def reopen(self, change: Callable[[tuple[Adapter, ...]], tuple[Adapter, ...]]) -> None:
+        """Open the only model with other adapters, after the requests that use it; later ones wait.
+
+        If it cannot be opened with them, it is as before. Raises Problem, QsfError.
+        """
+        name = next(iter(self.paths))
+        deadline = time.monotonic() + self.wait_seconds
+        async with self._turn:
+            before, usual = self.adapters, self.usual_scales
+            adapters = change(before)
+            while (host := self.loaded.get(name)) is not None and host.n_users:
+                await self._wait("the change of adapters waits for requests that run", deadline)
+            if host is not None:
+                if host.leaving is not None:
+                    host.leaving.cancel()
+                await self._let_go(host)
+            kept = {} if usual is None else dict(zip(before, usual, strict=True))
+            self.adapters = adapters
+            self.usual_scales = usual and tuple(kept.get(each, 0.0) for each in adapters)
+            try:
+                await self._bring(name, deadline)
+            except BaseException:
+                self.adapters, self.usual_scales = before, usual
+                await self._bring(name, deadline)
+                raise
+            finally:
+                if name in self.loaded:
+                    self._keep(self.loaded[name], self.keep_seconds)
+
+    def knows(self, name: str) -> bool:
+        names = (each.name for each in self.adapters if each.name)
+        return name in self.paths or name in self._aliases or name in names
+
     def _known(self, name: str) -> str | None:
         """Return the name in ``paths`` for a client's name; None: any model. Raises Problem."""
         bare = name.removesuffix(LATEST)
         for known in (name, bare, self.spelled(bare)):
-            if known in self.paths or known in self._aliases:
-                return self._aliases.get(known, known)
+            if self.knows(known):
+                return (
+                    known
+                    if known in self.paths
+                    else self._aliases.get(known, next(iter(self.paths)))
+                )
         if self._takes_any_name:
             return None
         here = ", ".join(self.paths) + (" is" if len(self.paths) == 1 else " are")
@@ -197,11 +241,14 @@ class Hosts:
         if idle:
             await self._let_go(min(idle, key=lambda host: host.used))
             return
+        await self._wait(f"{name} waits for the memory of models that are used", deadline)
+
+    async def _wait(self, text: str, deadline: float) -> None:
+        """Wait until a request has ended. Raises Problem with the text if none does in time."""
         self._freed.clear()
         try:
             await asyncio.wait_for(self._freed.wait(), deadline - time.monotonic())
         except asyncio.TimeoutError:
-            text = f"{name} waits for the memory of models that are used"
             raise Problem(503, "queue_timeout", text, retry_seconds=10) from None
 
     async def _let_go(self, host: Host) -> None:

@@ -18,11 +18,20 @@ from typing import Any
 
 from qsf.errors import QsfError
 from qsf.native.binding import version
-from qsf.serve.api import anthropic, llama_server, ollama, openai, responses, text_api, vectors
+from qsf.serve.api import (
+    adapters,
+    anthropic,
+    llama_server,
+    ollama,
+    openai,
+    responses,
+    text_api,
+    vectors,
+)
 from qsf.serve.api.answering import Call, Choice, Encoder, Route, answer_call
 from qsf.serve.api.ask import Ask, make_jobs
 from qsf.serve.hosts import Host, Hosts
-from qsf.serve.http.body import read_body, read_name, read_part
+from qsf.serve.http.body import Part, read_body, read_name, read_part
 from qsf.serve.http.connection import Connection, Limits
 from qsf.serve.http.exchange import Exchange, Head, to_json
 from qsf.serve.http.gate import Gate, page_headers, read_page
@@ -101,7 +110,15 @@ class Server:
         yield get("/v1/models", "the models", self._models)
         yield page(_ONE_MODEL, "a model", self._answer_model)
         yield of_model("/props", "defaults and the plan of memory", text_api.props)
-        yield of_model("/lora-adapters", "the adapters", text_api.adapters)
+        yield get("/lora-adapters", "the adapters", partial(adapters.listed, self.hosts))
+        for path, summary, body, change in (
+            ("/lora-adapters", "scales of requests without their own", adapters.Scales,
+             adapters.set_scales),
+            ("/v1/load_lora_adapter", "add an adapter", adapters.Load, adapters.load),
+            ("/v1/unload_lora_adapter", "remove an adapter", adapters.Unload, adapters.unload),
+        ):  # fmt: skip
+            handler = partial(self._change_adapters, body, change)
+            yield Route(path, summary, body, handler=handler)
         yield of_model("/slots", "what each sequence does", text_api.slots)
         yield of_model("/tokenizer_info", "texts of special tokens", text_api.tokenizer_info)
         yield page("/metrics", "counters for Prometheus", self._answer_metrics)
@@ -116,13 +133,11 @@ class Server:
         return {"object": "list", "data": self._model_entries()}
 
     def _model_entries(self) -> list[dict[str, Any]]:
-        """Return the models, and the adapters with names of those in memory."""
+        """Return the models, and the adapters with names."""
         entries = []
+        names = [each.name for each in self.hosts.adapters if each.name]
         for name in self.hosts.paths:
             entry = text_api.model_entry(self.hosts, name, self._created)
-            host = self.hosts.loaded.get(name)
-            adapters = () if host is None else host.serving.model.adapters
-            names = [each.name for each in adapters if each.name]
             entries += [entry, *({**entry, "id": each, "parent": name} for each in names)]
         return entries
 
@@ -353,6 +368,8 @@ class Server:
             usual = serving.model.adapter_scales()
             if ask.adapters is None and adapter is not None:
                 ask.adapters = serving.model.adapter_scales(adapter)
+            elif ask.adapters is None:
+                ask.adapters = self.hosts.usual_scales
             ask.adapters = None if ask.adapters == usual else ask.adapters
             kept = ask.keep_seconds
             host.keep_seconds = self.hosts.keep_seconds if kept is None else kept
@@ -376,6 +393,22 @@ class Server:
 
             body = await self._in_thread(answer)
         await exchange.send(body)
+
+    async def _change_adapters(
+        self, body: type[Part], change: Any, exchange: Exchange, _owner: str
+    ) -> None:
+        data = exchange.body
+        if body is adapters.Scales and data.lstrip()[:1] == b"[":  # as llama-server takes it
+            data = b'{"lora":' + data + b"}"
+        fields, _ = await self._in_thread(
+            lambda: read_part(body, read_body(data, self._body_memory))
+        )
+        exchange.drop_body()
+        answer = await change(self.hosts, fields)
+        if isinstance(answer, str):
+            await exchange.send(answer.encode(), "text/plain")
+        else:
+            await exchange.send(to_json(answer))
 
     async def _pull(self, exchange: Exchange, _owner: str) -> None:
         fields, _ = await self._in_thread(

@@ -415,7 +415,9 @@ def _digest(path: Path) -> str:
 
 def tags(hosts: Hosts, created: int) -> dict[str, Any]:
     stamp = _stamp(created)
-    return {"models": [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]}
+    entries = [{**_model(hosts, name), "modified_at": stamp} for name in hosts.paths]
+    names = [each.name + LATEST for each in hosts.adapters if each.name]
+    return {"models": [*entries, *({**entries[0], "name": each, "model": each} for each in names)]}
 
 
 async def pull(hosts: Hosts, name: str) -> AsyncGenerator[dict[str, Any], None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta
@@ -162,12 +162,13 @@ def common(fields: Common, serving: Serving) -> dict[str, Any]:
         "salt": "" if fields.cache_salt is None else f"salt {fields.cache_salt}",
         "stops": as_list(fields.stop),
         "n": n,
-        "adapters": None if fields.lora is None else _adapter_scales(fields.lora, serving),
+        "adapters": None if fields.lora is None else scales_of(fields.lora, serving.model.adapters),
     }
 
 
-def _adapter_scales(lora: Sequence[Adapter], serving: Serving) -> tuple[float, ...]:
-    scales = [0.0] * len(serving.model.adapters)
+def scales_of(lora: Sequence[Adapter], adapters: Collection[object]) -> tuple[float, ...]:
+    """Return the scale of each adapter. Raises Problem for a number that none has."""
+    scales = [0.0] * len(adapters)
     for each in lora:
         if each.id >= len(scales):
             text = f"there is no adapter {each.id}: /lora-adapters lists {len(scales)}"

@@ -107,6 +107,7 @@ _ANSWERS: Mapping[str, Schema | str] = {
     "/metrics": "text/plain",
     "/slots": _list(_OBJECT),
     "/lora-adapters": _list(_OBJECT),
+    **dict.fromkeys(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"), "text/plain"),
     "/v1/models": _object("data", data=_list(_ref("Model"))),
     "/v1/models/{model}": _ref("Model"),
     "/tokenize": _object(

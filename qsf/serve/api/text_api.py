@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
@@ -73,17 +72,6 @@ def props(serving: Serving, scheduler: Scheduler) -> dict[str, Any]:
         "plan": {f"{name}_bytes": getattr(info.plan, f"{name}_bytes") for name in _PLANNED},
         "is_idle": not scheduler.running and not scheduler.n_waiting,
     }
-
-
-def adapters(serving: Serving, _scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the adapters as llama-server lists them, but no folders of this machine.
-
-    With ``name`` a request chooses one.
-    """
-    return [
-        {"id": i, "path": Path(each.path).name, "name": each.name, "scale": each.scale}
-        for i, each in enumerate(serving.model.adapters)
-    ]
 
 
 def slots(serving: Serving, scheduler: Scheduler) -> list[dict[str, Any]]:

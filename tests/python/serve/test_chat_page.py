@@ -285,7 +285,7 @@ def test_thoughts_are_folded(
 def test_the_choice_of_a_model(tiny_chat_8bit: Path, browser: Browser) -> None:
     paths = {"chat": tiny_chat_8bit, "second": tiny_chat_8bit}
 
-    def load(name: str, _budget_mb: int | None, _is_alone: bool) -> tuple[Model, str]:
+    def load(name: str, *_: object) -> tuple[Model, str]:
         sessions = ServeOptions(parallel=1).sessions()[0]
         return Model(paths[name], ram_budget=None, threads=1, **sessions), ""
 

@@ -113,3 +113,116 @@ def test_a_batch_is_answered_with_the_session_s_adapter(
         answers = model.batch([PROMPT] * 3, max_tokens=24, temperature=0)
         assert [answer.text for answer in answers] == [alone["pirate"]] * 3
         assert model.session.adapter == "pirate"
+
+
+# ---- added, removed and set while it runs ----
+
+
+@pytest.fixture
+def changing(tiny_llama_8bit: Path, lora: list[str], tmp_path: Path) -> Iterator[Client]:
+    """A server without adapters, whose clients may take those of a folder."""
+    folder = Path(lora[0].partition("=")[2]).parent
+
+    def load(_name: str, _budget: object, _alone: object, lora: list[str]) -> tuple[Model, str]:
+        return Model(tiny_llama_8bit, lora=lora, ram_budget=None, sessions=4), ""
+
+    with (
+        load("", None, True, [])[0] as model,
+        serving(
+            tiny_llama_8bit, model, {"usual": tiny_llama_8bit}, load, lora_dir=str(folder)
+        ) as opened,
+    ):
+        yield opened
+
+
+def change(client: Client, how: str, **fields: str) -> int:
+    return client.post(
+        f"/v1/{how}_lora_adapter", {f"lora_{k}": v for k, v in fields.items()}
+    ).status
+
+
+def test_adapters_come_and_go_with_their_contents(changing: Client, alone: dict[str, str]) -> None:
+    def ask(scale: float = 0.2) -> str:
+        return text_of(changing, lora=[{"id": 0, "scale": scale}])
+
+    def names(path: str) -> set[str]:
+        listed = changing.get(path).json
+        return {
+            each.get("name", each.get("id")) for each in listed.get("data", listed.get("models"))
+        }
+
+    assert text_of(changing) == alone["usual"]
+    for name in NAMES[1:]:  # the same name and number each time
+        assert change(changing, "load", name="it", path=f"{name}.qsf") == 200
+        assert [ask(), ask()] == [alone[name]] * 2
+        assert changing.get("/lora-adapters").json[0]["path"] == f"{name}.qsf"
+        assert names("/v1/models") == {"usual", "it"}
+        assert names("/api/tags") == {"usual:latest", "it:latest"}
+        text_of(changing, model="it", keep_alive=0)
+        assert names("/v1/models") == {"usual", "it"}
+        assert change(changing, "unload", name="it") == 200
+        assert changing.post("/v1/completions", prompt=PROMPT, model="it").status == 404
+    assert text_of(changing) == alone["usual"]
+    assert changing.get("/lora-adapters").json == []
+
+
+def test_a_request_keeps_its_adapter_until_it_ends(
+    changing: Client, alone: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert change(changing, "load", name="poet", path="poet.qsf") == 200
+    assert changing.post("/lora-adapters", b'[{"id": 0, "scale": 0.2}]').json[0]["scale"] == 0.2
+    assert text_of(changing) == alone["poet"]
+    assert text_of(changing, lora=[]) == alone["usual"]
+    begun, goes_on = threading.Event(), threading.Event()
+    engine = changing.server.scheduler._engine
+    evaluate = engine.evaluate
+
+    def wait(items: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return evaluate(items)
+
+    monkeypatch.setattr(engine, "evaluate", wait)
+    said: dict[str, Any] = {}
+    threads = [
+        threading.Thread(target=lambda: said.update(text=text_of(changing))),
+        threading.Thread(
+            target=lambda: said.update(status=change(changing, "unload", name="poet"))
+        ),
+    ]
+    threads[0].start()
+    assert begun.wait(60)
+    threads[1].start()
+    threads[1].join(0.3)
+    assert "status" not in said
+    goes_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert said == {"text": alone["poet"], "status": 200}
+    assert text_of(changing) == alone["usual"]
+
+
+def test_what_may_not_be_loaded_is_refused_and_nothing_changes(
+    changing: Client, client: Client, alone: dict[str, str], tiny_llama_8bit: Path
+) -> None:
+    folder = changing.server.hosts.adapter_folder
+    assert folder is not None
+    (folder / "out.qsf").symlink_to(tiny_llama_8bit)
+    (folder / "none.qsf").write_bytes(b"none")
+    (folder / "damaged.qsf").write_bytes((folder / "poet.qsf").read_bytes()[:-1] + b"?")
+    for path, status in (
+        ("../x", 403), ("/etc/passwd", 403), ("out.qsf", 403), ("x.qsf", 404), (".", 404),
+        ("none.qsf", 400), ("damaged.qsf", 400),
+    ):  # fmt: skip
+        answer = changing.post("/v1/load_lora_adapter", lora_name="it", lora_path=path)
+        assert (answer.status, answer.error["param"]) == (status, "lora_path")
+        assert str(folder) not in answer.error["message"]
+    for name in ("usual", "a b", "", "a=b"):
+        assert change(changing, "load", name=name, path="poet.qsf") == 400
+    assert change(changing, "unload", name="it") == 404
+    assert changing.get("/lora-adapters").json == []
+    assert text_of(changing) == alone["usual"]
+    assert changing.post("/lora-adapters", b'[{"id": 0, "scale": 1}]').status == 400
+    for how, fields in (("load", {"path": "poet.qsf"}), ("unload", {})):  # without --lora-dir
+        assert change(client, how, name="poet", **fields) == 403
+    assert client.post("/lora-adapters", b"[]").status == 403
