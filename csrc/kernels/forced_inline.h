@@ -8,26 +8,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #pragma once
 
+/* Without optimisation and under AddressSanitizer nothing makes copies shorter: a kernel's take ten
+ * times as long to compile, and 250 KB of stack. */
+#if !defined(__OPTIMIZE__) || defined(__SANITIZE_ADDRESS__)
+#define QSF_FORCED_INLINE static inline
+#else
+#define QSF_FORCED_INLINE static inline __attribute__((always_inline))
+#endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define QSF_UNROLL(n) /* gcc needs twice as long for the sequence */
-#define QSF_IS_PLAIN
 #else
 #define QSF_UNROLL_TEXT(text) _Pragma(#text)
 #define QSF_UNROLL(n) QSF_UNROLL_TEXT(GCC unroll n)
 #endif
-
-/* Copies that nothing makes shorter take ten times as long to compile, and 250 KB of stack. */
-#if defined(__GNUC__) && defined(__OPTIMIZE__) && !defined(QSF_IS_PLAIN)
-#define QSF_FORCED_INLINE static inline __attribute__((always_inline))
-#else
-#define QSF_FORCED_INLINE static inline
-#endif
-
-#if defined(__GNUC__)
 #define QSF_NOT_INLINED __attribute__((noinline))
-#else
-#define QSF_NOT_INLINED
-#endif
 
 #if defined(__clang__) /* else it unrolls after it has put sums [n_tokens] on the stack */
 #define QSF_UNROLLED _Pragma("GCC unroll 16")
