@@ -79,8 +79,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
             return FAMILIES[name]
         if name in _NESTED:
             return _of_text(_NESTED[name], config)
-        if without_head(name) is not None:
-            return FAMILIES[without_head(name)]
+        whole = with_head(name)
+        if whole is not None:
+            return FAMILIES[whole]
         raise QsfConversionError(
             f"architecture {name[:60]} is not supported{what_it_lacks(name)}; {_LIST}"
         )
@@ -92,7 +93,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
     )
 
 
-def without_head(name: str) -> str | None:
+def with_head(name: str) -> str | None:
     """Return the architecture that is this one with a head: models for vectors are published
     as MistralModel or Qwen2Model.
     """
@@ -128,14 +129,14 @@ def _of_text(usual: Family, config: Mapping[str, Any]) -> Family:
 def read_facts(family: Family, values: Mapping[str, Any]) -> Facts:
     """Return the contents of a config.json; raises QsfConversionError if the engine lacks some."""
     name = (values.get("architectures") or [family.name])[0]
-    is_headless = name not in FAMILIES and without_head(name) is not None
+    is_headless = name not in FAMILIES and with_head(name) is not None
     if is_headless:
         values = {**values, "tie_word_embeddings": True}
     config = family.config_of(values)
     facts = read_family(family, config)
     if is_headless:
-        said = f"{name} has no head: it makes vectors of texts; its embeddings write any text"
-        facts = dataclasses.replace(facts, warnings=(*facts.warnings, said))
+        text = f"{name} has no head: it makes vectors of texts; its embeddings write any text"
+        facts = dataclasses.replace(facts, warnings=(*facts.warnings, text))
     version = str(values.get("transformers_version") or "")
     is_known = _version_of(version) <= _CLASSES_OF
     # Files of Phi-1 have both this and the factor that it follows from.

@@ -261,7 +261,7 @@ def test_models_are_called_what_users_call_them(
             serving=ServeOptions(),
             opening=SimpleNamespace(draft="auto", adapters=()),
         )
-        found = serve._find(asked)
+        found = serve.find_models(asked)
         assert not isinstance(found, int)
         return [*found]
 
