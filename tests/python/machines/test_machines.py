@@ -16,7 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # type: ignore[import-untyped]
 import pytest
+import yaml
 
 import qsf
 from make.commands import Run
@@ -34,8 +36,24 @@ needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason="needs the Python package ray: pip install 'qsf[ray]'"
 )
 quiet = pytest.mark.filterwarnings("ignore")  # Ray's own: open files at the end
+EXAMPLES = Path(__file__).parents[3] / "examples"
 HOW: dict[str, Any] = {"max_tokens": 24, "temperature": 0.8, "seed": 3}
 PROMPT = "Once upon a time"
+
+
+def test_the_clusters_of_the_examples_ask_for_a_token() -> None:
+    ray_up = yaml.safe_load((EXAMPLES / "ray-cluster.yaml").read_text("utf-8"))
+    for commands in (ray_up["head_start_ray_commands"], ray_up["worker_start_ray_commands"]):
+        assert commands[0] == "ray stop"
+        assert commands[1].startswith("RAY_AUTH_MODE=token ray start ")
+    if (ray := find_spec("ray")) is not None and ray.origin is not None:
+        schema = Path(ray.origin).parent / "autoscaler" / "ray-schema.json"
+        jsonschema.validate(ray_up, json.loads(schema.read_text("utf-8")))
+    pods = yaml.safe_load((EXAMPLES / "kuberay.yaml").read_text("utf-8"))["spec"]
+    assert pods["authOptions"] == {"mode": "token"}
+    (workers,) = pods["workerGroupSpecs"]
+    assert workers["template"]["spec"] == pods["headGroupSpec"]["template"]["spec"]
+    assert isinstance(pods["headGroupSpec"]["rayStartParams"]["include-dashboard"], str)
 
 
 def test_cuts_are_as_the_budgets_where_they_are_allowed() -> None:
