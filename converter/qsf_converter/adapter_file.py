@@ -26,6 +26,7 @@ from qsf.file.reader import Reader
 from qsf.native.quantise import repack_rows
 from qsf.report.record import Quality, TensorReport, read_meta
 from qsf.shell.output import check_not_a_source, check_output, write_bytes
+from qsf_converter.calibrate.changes import TAG, Factors, unpack
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
 from qsf_converter.meta import KEY_EXPONENTS
 from qsf_converter.rounding.quantisers import quantise_rows
@@ -114,14 +115,14 @@ class _Base:
                 f"{reader.path}: it does not say how its matrices were made, so no adapter can be "
                 f"made for it; {again}"
             )
+        has_changes = TAG in reader.sections
         for tensor in quality.tensors:
-            if ROTATED in tensor.action or SCALED in tensor.action:
+            if not has_changes and (ROTATED in tensor.action or SCALED in tensor.action):
                 raise QsfConversionError(
                     f"{reader.path}: its calibration changed the weights ({tensor.name}: "
-                    f"{tensor.action}), so adapters do not fit it: merge them (qsf convert MODEL "
-                    f"{reader.path} --lora ADAPTER --calibration FILE --force), or without "
-                    f"calibration {again}"
+                    f"{tensor.action}), and it does not say how; {again} --calibration FILE"
                 )
+        self._changes = unpack(reader.read_section(TAG)) if has_changes else {}
         self._path, self._header, self._arch = reader.path, reader.header, reader.arch
         self._kinds, self._exponents = reader.layer_kinds, meta[KEY_EXPONENTS]
         self._family = family
@@ -168,10 +169,11 @@ class _Base:
                 refuse(f"which the file holds as {tensor.name}, not as the checkpoint does")
             kind, rows = T.__members__[tensor.kind], b[row : row + tensor.n_rows]
             row += tensor.n_rows
-            yield _LowRank(
-                tensor.layer, kind, a / change.factor, self._shifted(rows, tensor.layer, kind),
-                change.factor,
-            )  # fmt: skip
+            layer, made = tensor.layer, Factors(a / change.factor, rows)
+            if self._changes:
+                made = made.changed(self._changes, layer, kind, self._kinds[layer])
+            b_rows = self._shifted(made.b, layer, kind)
+            yield _LowRank(layer, kind, made.a, b_rows, change.factor)
 
     def _rule(self, bare: str, tensor: TensorReport) -> TensorRule | None:
         """Return the rule of a matrix whose rows are consecutive rows of the checkpoint's."""

@@ -32,6 +32,7 @@ from qsf.report.record import Quality, Report, cost_lines
 from qsf.shell.output import check_not_a_source, check_output, check_space
 from qsf_converter import meta
 from qsf_converter.calibrate.calibration import Calibration
+from qsf_converter.calibrate.changes import TAG, Changes, pack
 from qsf_converter.calibrate.one_pass import OnePass
 from qsf_converter.calibrate.sensitivity import Sensitivity
 from qsf_converter.calibrate.state import CalibrationState, folder_of, state_key
@@ -293,6 +294,7 @@ class _Conversion:
     text: CalibrationText | None
     state: CalibrationState | None
     sensitivity: Sensitivity | None = None  # what `plan` measured
+    changes: Changes = dataclasses.field(default_factory=dict)  # by the calibration
 
     @classmethod
     def of(cls, source: Source, request: Request, out: Path, phase: Phase) -> _Conversion:
@@ -366,6 +368,8 @@ class _Conversion:
                         is_wanted=self.request.measures_costs,
                     )
                 synced.result()
+            if self.changes:
+                writer.add_section(TAG, pack(self.changes))
             section = meta.meta_bytes(source, self.request, plan, quality, stored, costs)
             writer.add_section("META", section)
         return quality, costs
@@ -397,6 +401,7 @@ class _Conversion:
         )
         tensors = UnitWriter(writer, stored, self.sensitivity, None).write(calibration.units())
         assert calibration.divergence is not None  # all tensors were written
+        self.changes = calibration.changes
         return Quality(
             tensors=tensors,
             layers=meta.layer_reports(self.sensitivity),

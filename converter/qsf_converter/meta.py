@@ -34,6 +34,7 @@ from qsf.file.layout import (
 from qsf.file.writer import Writer
 from qsf.report.record import EXACT, ROUNDED, Evaluation, LayerReport, Quality, TensorReport
 from qsf_converter.calibrate.calibration import FEEDBACK
+from qsf_converter.calibrate.changes import TAG, most_bytes
 from qsf_converter.calibrate.sensitivity import Divergence, Sensitivity
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.calibrate.transforms import ROTATED, SCALED
@@ -136,14 +137,21 @@ def section_bytes(
         LayerReport(layer, longest, longest, longest) for layer in range(plan.facts.header.n_layers)
     )
     quality = Quality(tensors, layers)
+    sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     if text is not None:
         numbers = (longest,) * 5
         counts = (_LARGEST_COUNT, _LARGEST_COUNT)
         evaluation = Evaluation(text.evaluation_name, *counts, _PROTOCOL, *numbers)
         quality = Quality(tensors, layers, evaluation, text.meta())
+        sizes[TAG] = most_bytes(
+            {
+                (t.unit.layer, t.rule.target): t.n_cols
+                for t in plan.targets
+                if t.is_matrix and t.unit.role == Role.LAYER and t.rule.target is not None
+            }
+        )
     types = (QUANT_TYPES[_LONGEST_TYPE],) * 2
     meta = _packed(source, request, types, quality, "0" * 64, plan, {})
-    sizes = {} if source.tokenizer is None else {"TOKN": len(pack_tokenizer(source.tokenizer))}
     return {**sizes, "CHAT": len(source.chat), "META": len(meta) + _COMPRESSION_BYTES}
 
 

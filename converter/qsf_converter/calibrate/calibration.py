@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from qsf.errors import QsfConversionError
 from qsf.file.layout import EXACT, FINAL_UNIT, FINE, OWN_TABLE_UNIT, Dtype, Role, TensorType, UnitId
 from qsf_converter.calibrate import transforms
+from qsf_converter.calibrate.changes import Changes
 from qsf_converter.calibrate.compensation import InputSums, Rounded, Rounding, round_plainly
 from qsf_converter.calibrate.sensitivity import Divergence, round_matrix
 from qsf_converter.calibrate.state import CalibrationState
@@ -162,6 +163,7 @@ class Calibration:
         self._is_mixture = any(target.unit.role == Role.EXPERT for target in plan.targets)
         self._embedding: list[RoundedPiece] = []  # kept if the head is tied
         self.divergence: Divergence | None = None
+        self.changes: Changes = {}  # of the layers so far
 
     def units(self) -> Iterator[RoundedUnit]:
         """Yield all units in file order; `RoundedUnit` says how to iterate.
@@ -179,13 +181,15 @@ class Calibration:
                 assert self._state is not None
                 self._read_through(unit)
                 yield RoundedUnit(unit, self._state.tensors(unit.id.layer, unit.targets))
+                self.changes |= self._state.changes(unit.id.layer)
                 if unit.id.layer + 1 == n_saved:  # the last saved layer
                     streams = Streams.of(self._original, self._state.streams())
                 self._advance(sum(t.source_bytes for t in unit.targets))
                 continue
             tensors, _ = self._layer(unit, streams)
             if self._state is not None and not self._is_mixture:
-                self._state.save(unit.id.layer, tensors, streams.whole)
+                here = {at: change for at, change in self.changes.items() if at[0] == unit.id.layer}
+                self._state.save(unit.id.layer, tensors, streams.whole, here)
             yield RoundedUnit(unit, tensors)
         yield from self._plainly(self._plan.mtp_units)
         units = {unit.id: unit for unit in self._plan.units}
@@ -276,7 +280,8 @@ class Calibration:
         dtypes = {kind: target.dtype for kind, target in targets.items()}
         plain = original.weights(unit.id)
         energies = self._energies(plain, streams.whole[0])
-        exact, actions = transforms.choose(plain, dtypes, energies)
+        exact, actions, changes = transforms.choose(plain, dtypes, energies)
+        self.changes |= {(unit.id.layer, kind): change for kind, change in changes.items()}
         del plain, energies
         stored = exact.changed()
         rounded: dict[TensorType, Rounded] = {}

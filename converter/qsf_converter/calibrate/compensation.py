@@ -199,7 +199,10 @@ def activation_order(energies: Float64Array) -> NDArray[np.int32]:
 
 def inverse_factor(matrix: NDArray[np.floating]) -> Float32Array:
     """Return the upper triangular U with U^T U = matrix^-1, of a positive definite matrix."""
-    return _inverse_factor(matrix).astype(np.float32)
+    try:
+        return _inverse_factor(matrix).astype(np.float32)
+    except np.linalg.LinAlgError:  # lost to the rounding of halves
+        return _inverse_factor(matrix.astype(np.float64)).astype(np.float32)
 
 
 def _inverse_factor(matrix: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -24,6 +24,7 @@ import numpy as np
 from qsf.errors import QsfIOError
 from qsf.file.layout import Dtype
 from qsf.foreign_json import read_json
+from qsf_converter.calibrate.changes import Changes, pack, unpack
 from qsf_converter.calibrate.sensitivity import LayerImportance, Sensitivity
 from qsf_converter.calibrate.texts import CalibrationText
 from qsf_converter.request import Request
@@ -40,7 +41,7 @@ _OUR_NAMES: Final = re.compile(
 )
 _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 # Increased when the same model, text and options would give another file.
-_STATE_VERSION: Final = 4
+_STATE_VERSION: Final = 5
 
 
 def folder_of(out: Path) -> Path:
@@ -156,11 +157,15 @@ class CalibrationState:
             )
             yield RoundedTensor(target, (piece,), facts[i]["action"])
 
+    def changes(self, layer: int) -> Changes:
+        return unpack(self._load(self._layer(layer))["changes"].tobytes())
+
     def save(
         self,
         layer: int,
         tensors: Sequence[RoundedTensor],
         streams: tuple[Float32Array, Float32Array],
+        changes: Changes,
     ) -> None:
         """Save a layer, of tensors of one piece each, and the streams after it.
 
@@ -182,6 +187,7 @@ class CalibrationState:
                 arrays[f"rows{i}"] = piece.outliers.rows
                 arrays[f"cols{i}"] = piece.outliers.cols
                 arrays[f"values{i}"] = piece.outliers.values
+        arrays["changes"] = np.frombuffer(pack(changes), np.uint8)
         arrays["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         self._put(
             self._streams(layer), lambda file: np.savez(file, exact=streams[0], rounded=streams[1])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -40,15 +41,32 @@ _PLAIN: Final = (Dtype.F16, Dtype.F32)
 Energies = Mapping[tuple[TensorType, ...], NDArray[np.float64]]
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What was done to the inputs of matrices that share them.
+
+    Attributes:
+        is_rotated: by heads, and so the rows of V.
+        scales: [n_inputs], which multiply the columns; empty: none.
+        divided: the matrix or norm whose rows were divided by them.
+    """
+
+    is_rotated: bool
+    scales: Float32Array
+    divided: TensorType
+
+
 def choose(
     weights: Weights, dtypes: Mapping[TensorType, Dtype], energies: Energies
-) -> tuple[Weights, dict[TensorType, str]]:
-    """Return equivalent weights of a layer, and the transforms of each matrix.
+) -> tuple[Weights, dict[TensorType, str], dict[TensorType, Change]]:
+    """Return equivalent weights of a layer, the transforms of each matrix, and the changes by the
+    first matrix of each group.
 
     ``energies`` has, by the matrices that read an input (those of ``INPUT_GROUPS`` that exist),
     the sum over tokens of input x input, [n_inputs, n_inputs], in the unchanged layer.
     """
     chosen, actions = weights.changed(), dict[TensorType, str]()
+    changes: dict[TensorType, Change] = {}
     for group, inputs in energies.items():
         if all(dtypes[kind] in _PLAIN for kind in group):
             continue
@@ -62,7 +80,7 @@ def choose(
             error = _error(turned, group, dtypes, np.diag(rotated))
             if error < best_error * (1 - _LEAST_GAIN):
                 chosen, inputs, best_error, action = turned, rotated, error, ROTATED
-        unscaled = chosen
+        unscaled, best = chosen, np.empty(0, np.float32)
         for exponent in _EXPONENTS:
             scales = _scales(np.diag(inputs), exponent, group, weights.kind)
             scaled = scale_inputs(unscaled, group, scales)
@@ -70,11 +88,13 @@ def choose(
                 break
             error = _error(scaled, group, dtypes, np.diag(inputs) / scales.astype(np.float64) ** 2)
             if error < best_error * (1 - _LEAST_GAIN):
-                chosen, best_error = scaled, error
+                chosen, best_error, best = scaled, error, scales
                 action = f"{ROTATED}, {SCALED}" if action.startswith(ROTATED) else SCALED
         if action:
             actions.update(dict.fromkeys(group, action))
-    return chosen, actions
+            divided = _divided(weights, group) if len(best) else None
+            changes[group[0]] = Change(ROTATED in action, best, divided or group[0])
+    return chosen, actions, changes
 
 
 def scale_inputs(
@@ -91,22 +111,33 @@ def scale_inputs(
     for kind in readers:
         if kind in weights:
             out[kind] = weights[kind] * scales
+    divided = _divided(weights, group)
+    if divided is None:
+        return None
+    _divide(out, divided, divisors(divided, scales, weights.kind))
+    return out
+
+
+def _divided(weights: Weights, group: tuple[TensorType, ...]) -> TensorType | None:
+    """The norm or matrix before a group that can absorb the division of its inputs."""
     in_front = _norm_in_front(weights, group)
     if in_front is not None:
-        _divide(out, in_front, scales)
-    elif group == (T.ATTN_OUT,):
+        return in_front
+    if group == (T.ATTN_OUT,):
         of = weights.kind
         if of.value_norm or of.values_are_keys or of.kv_source or of.qkv_limit:
             return None  # a norm or limit takes the factor back; keys, other layers do not change
-        if of.latent_rank:
-            _divide(out, T.V_UP, scales)
-        else:
-            _divide(out, T.V, scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel())
-    elif group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
-        _divide(out, T.FFN_UP, scales)
-    else:
-        return None  # neither a plain FFN's activation nor the stream itself can absorb a factor
-    return out
+        return T.V_UP if of.latent_rank else T.V
+    if group == (T.FFN_DOWN,) and T.FFN_GATE in weights:
+        return T.FFN_UP
+    return None  # neither a plain FFN's activation nor the stream itself can absorb a factor
+
+
+def divisors(divided: TensorType, scales: Float32Array, of: LayerKind) -> Float32Array:
+    """Return what the rows of a norm or matrix are divided by: heads that share values share it."""
+    if divided != T.V:
+        return scales
+    return scales.reshape(-1, _n_shared(of), of.head_dim)[:, 0].ravel()
 
 
 def _norm_in_front(weights: Weights, group: tuple[TensorType, ...]) -> TensorType | None:
@@ -139,7 +170,7 @@ def rotate_heads(weights: Weights) -> Weights | None:
     is_apart = kind.value_norm or kind.qkv_limit or {T.ATTN_SUB_NORM, T.MIX_GATE} & weights.keys()
     if n < 2 or n & (n - 1) or is_apart or T.V not in weights:
         return None
-    turn = _hadamard(n)
+    turn = hadamard(n)
     out = weights.changed()
     values = weights[T.V]
     out[T.V] = np.ascontiguousarray(
@@ -212,14 +243,14 @@ def _error(
 
 def _rotated(inputs: NDArray[np.float64], head_dim: int) -> NDArray[np.float64]:
     """The sums of input x input, with the inputs of each head rotated."""
-    turn = _hadamard(head_dim).astype(np.float64)
+    turn = hadamard(head_dim).astype(np.float64)
     n_heads = len(inputs) // head_dim
     grid = inputs.reshape(n_heads, head_dim, n_heads, head_dim)
     turned: NDArray[np.float64] = np.einsum("ij,hjgk,lk->higl", turn, grid, turn, optimize=True)
     return turned.reshape(inputs.shape)
 
 
-def _hadamard(n: int) -> Float32Array:
+def hadamard(n: int) -> Float32Array:
     """Sylvester's matrix of n rows, scaled to be orthogonal."""
     matrix = np.ones((1, 1), np.float32)
     while len(matrix) < n:

@@ -18,16 +18,18 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import qsf
+from make import calibrated_models, mutants, tiny_checkpoints
 from make import golden_adapters as made
-from make import mutants, tiny_checkpoints
 from make.commands import Run
 from make.golden_adapters import A, K, Q, pair, write_adapter
 from make.stored import Reader
 from qsf.errors import QsfArgumentError, QsfConversionError, QsfError, QsfFormatError
+from qsf.file.layout import TensorType as T
 from qsf.model import Model
 from qsf.passes import PassItem, run_items
 from qsf.report.record import read_meta
 from qsf_converter import convert, convert_adapter
+from qsf_converter.calibrate import changes, transforms
 
 EXACT: dict[str, Any] = {"exact": True, "kv_type": "f32", "ram_budget": None}
 TOKENS = [0, 5, 9, 14, 2, 33, 41, 60]
@@ -100,6 +102,53 @@ def test_rows_of_q_and_k_change_as_the_base_changed_them(tmp_path: Path) -> None
         np.testing.assert_allclose(model.logits(TOKENS), want, rtol=1e-3, atol=2e-3)
     with qsf.Model(plain, **EXACT) as model:
         assert np.abs(model.logits(TOKENS) - want).max() > 0.1
+
+
+# Modules of a layer of `small_llama`, with the rows and columns of their matrices
+MODULES = {
+    **{f"self_attn.{name}_proj": size for name, size in
+       (("q", (32, 48)), ("k", (16, 48)), ("v", (16, 48)), ("o", (48, 32)))},
+    **{f"mlp.{name}_proj": size for name, size in
+       (("gate", (72, 48)), ("up", (72, 48)), ("down", (48, 72)))},
+}  # fmt: skip
+
+
+def test_an_adapter_changes_as_the_calibration_changed_its_base(
+    tmp_path: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All heads rotated, all inputs scaled; without the section there would be another model."""
+    monkeypatch.setattr(transforms, "_LEAST_GAIN", -100.0)
+    source = calibrated_models.small_llama(tmp_path / "m", tiny_llama_dir, storage="fp32")
+    tensors: dict[str, Any] = {}
+    for i, (name, size) in enumerate(MODULES.items()):
+        tensors |= pair(f"base_model.model.model.layers.{i % 2}.{name}", *size)
+        tensors |= pair(f"base_model.model.model.layers.{1 - i % 2}.{name}", *size)
+    adapter = write_adapter(tmp_path / "a", tensors, lora_alpha=0.2)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(calibrated_models.WORDS * 100), "utf-8")
+    plain, merged, beside = (tmp_path / f"{name}.qsf" for name in ("plain", "merged", "beside"))
+    convert(source, plain, quant_type="8bit", calibration=text, calibration_tokens=512)
+    convert(source, merged, quant_type="f32", lora=[adapter])
+    with Reader(plain) as reader:
+        actions = {tensor["action"] for tensor in (read_meta(reader) or {})["quality"]["tensors"]}
+        found = changes.unpack(reader.read_section("XFRM"))
+    assert "rotated, scaled, feedback" in actions
+    assert {kind for _, kind in found} == {T.Q, T.ATTN_OUT, T.FFN_GATE, T.FFN_DOWN}
+    convert_adapter(str(adapter), plain, beside, quant_type="f16")
+
+    def logits(path: Path, **options: Any) -> Any:
+        with qsf.Model(path, **EXACT, **options) as model:
+            return np.asarray(model.logits(TOKENS))
+
+    want = logits(merged)
+    effect = np.abs(logits(plain) - want).max()
+    assert np.abs(logits(plain, lora=beside) - want).max() < 0.1 * effect
+    monkeypatch.setattr("qsf_converter.adapter_file.unpack", lambda _: {})
+    convert_adapter(str(adapter), plain, beside, quant_type="f16", overwrite=True)
+    assert np.abs(logits(plain, lora=beside) - want).max() > 0.3 * effect
+    for data in (b"x", changes.pack(found)[:-1], changes.pack(found)[:-4] + b"\xff\xff\xff\x7f"):
+        with pytest.raises(QsfConversionError, match="XFRM is malformed"):
+            changes.unpack(data)
 
 
 def test_the_commands(base: Path, tmp_path: Path, qsf: Run) -> None:
@@ -266,7 +315,7 @@ def test_what_does_not_fit_is_refused_by_name(base: Path, tmp_path: Path) -> Non
     [
         (lambda meta: meta.pop("key_exponents"), "does not say how .* qsf convert MODEL"),
         (lambda meta: meta["quality"]["tensors"][5].update(action="rotated, scaled"),
-         "its calibration changed the weights .*--calibration FILE --force"),
+         "its calibration changed the weights .*--force --calibration FILE"),
         (lambda meta: meta.update(key_exponents={"0": [1, 2]}), "key_exponents of layer 0"),
         (lambda meta: meta["source"].update(architecture="x"), "does not say how"),
     ],
