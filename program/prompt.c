@@ -52,9 +52,16 @@ static void read_stops(json generation, chat_form *form)
     json text;
     if (!json_member(generation, "stop_strings", &texts))
         return;
-    form->n_stops = json_text(texts, &form->stops[0]);
-    for (size_t i = 0; form->n_stops < MAX_STOPS && json_element(texts, i, &text); i++)
-        form->n_stops += json_text(text, &form->stops[form->n_stops]);
+    if (json_is(texts, "null"))
+        return;
+    const bool is_list = json_element(texts, 0, &text);
+    for (size_t i = 0; is_list ? json_element(texts, i, &text) : i == 0; i++) {
+        buffer *const stop = &form->stops[form->n_stops];
+        if (i == MAX_STOPS || !json_text(is_list ? text : texts, stop) || stop->n == 0 ||
+            strlen(stop->p) != stop->n)
+            fail("the file's stop_strings are not up to 16 texts");
+        form->n_stops++;
+    }
 }
 
 /* As asked for, else as the file recommends, else as it is. */

@@ -25,6 +25,7 @@ from qsf.cli.serve_options import Request, parse
 from qsf.errors import QsfArgumentError
 from qsf.serve.http.connection import Limits
 from qsf.serve.http.exchange import SMALL_BYTES, Exchange, Head, make_head, stated_bytes, to_json
+from qsf.serve.http.gate import is_loopback
 from qsf.serve.http.problems import Problem, internal
 from qsf.serve.server import Server
 from qsf.shell.arguments import UsageError
@@ -33,7 +34,7 @@ from qsf.text.render import one_process
 _Message = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Message]]
 _Send = Callable[[_Message], Awaitable[None]]
-_OF_LISTENER = ("--host", "--port", "--connections", "--plan")
+_OF_LISTENER = ("--host", "--port", "--connections", "--grace", "--plan", "--ray", "--machines")
 
 
 def app(*words: str) -> Application:
@@ -91,11 +92,15 @@ class _Carrier:
 
 
 class Application:
-    """Opens the model at the start of the other server, answers its requests, closes it."""
+    """Opens the model at the start of the other server, answers its requests, closes it.
+
+    An application that mounts this one calls ``start`` and ``stop`` in its own lifespan.
+    """
 
     def __init__(self, request: Request) -> None:
         self._request = request
         self._limits = Limits(max_body_bytes=request.serving.max_body_mb << 20)
+        self._opening: asyncio.Task[tuple[Server, ExitStack]] | None = None
         self._opened = ExitStack()
         self._server: Server | None = None
         self._turn = asyncio.Lock()
@@ -113,24 +118,37 @@ class Application:
         """Open the model, unless that is done."""
         async with self._turn:
             if self._server is None:
-                server = await asyncio.to_thread(self._open)
-                server.begin()
-                self._server = server
+                if self._opening is None:
+                    self._opening = asyncio.create_task(asyncio.to_thread(self._open))
+                try:  # a request that is cancelled leaves it to the next one
+                    server, self._opened = await asyncio.shield(self._opening)
+                    server.begin()
+                except Exception:
+                    self._opening = None
+                    self._opened.close()
+                    raise
+                self._opening, self._server = None, server
             return self._server
 
-    def _open(self) -> Server:
+    def _open(self) -> tuple[Server, ExitStack]:
         paths = find_models(self._request)
-        self._opened.enter_context(one_process())
-        server = self._opened.enter_context(opened_server(self._request, paths))
-        assert server is not None
-        return server
+        with ExitStack() as opened:
+            opened.enter_context(one_process())
+            server = opened.enter_context(opened_server(self._request, paths))
+            assert server is not None
+            return server, opened.pop_all()
 
     async def stop(self) -> None:
-        """Let running answers end, and close the model."""
-        if self._server is not None:
-            await self._server.stop(self._request.serving.grace)
-        self._server = None
-        self._opened.close()
+        """Close the model; answers that still run are ended."""
+        async with self._turn:
+            if self._opening is not None:
+                self._server, self._opened = await self._opening
+                self._opening = None
+                self._server.begin()
+            if self._server is not None:
+                await self._server.stop(0)
+            self._server = None
+            self._opened.close()
 
     async def _live(self, receive: _Receive, send: _Send) -> None:
         while True:
@@ -155,6 +173,7 @@ class Application:
         carrier.exchange = exchange
         try:
             exchange.head = make_head(scope["method"], path, scope["headers"], peer)
+            self._check_place(scope)
             endpoint = server.check(exchange.head)
             await self._read_body(server, exchange, receive)
             watching = asyncio.ensure_future(_watch(receive, exchange))
@@ -173,14 +192,24 @@ class Application:
         if not exchange.is_gone:
             await carrier.write(b"", is_last=True)
 
+    def _check_place(self, scope: _Message) -> None:
+        """Refuse what came to an address that other machines reach, unless keys keep them out."""
+        host, _ = scope.get("server") or ("localhost", None)
+        options = self._request.serving
+        if not (options.api_key_file or options.no_auth or is_loopback(host)):
+            text = f"other machines reach {host}: app() needs --api-key-file, or --no-auth"
+            raise Problem(403, "no_keys", text)
+
     async def _read_body(self, server: Server, exchange: Exchange, receive: _Receive) -> None:
         """Read the body; a large one waits until memory allows it. Raises Problem, _GoneError."""
         body, most = bytearray(), self._limits.max_body_bytes
         stated_bytes(exchange.head, most)
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + self._limits.body
         goes_on = True
         while goes_on:
             try:
-                message = await asyncio.wait_for(receive(), self._limits.body)
+                message = await asyncio.wait_for(receive(), ends_at - loop.time())
             except asyncio.TimeoutError:
                 text = f"the body took more than {self._limits.body:g} s"
                 raise Problem(408, "body_timeout", text) from None
@@ -192,6 +221,7 @@ class Application:
                 raise Problem(413, "body_too_large", text)
             if len(body) > SMALL_BYTES and exchange.holds is None:
                 await exchange.hold(server.large_bodies, self._limits.body)
+                ends_at = loop.time() + self._limits.body
             goes_on = message.get("more_body", False)
         exchange.body = bytes(body)
 

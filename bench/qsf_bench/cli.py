@@ -155,7 +155,8 @@ def find_files(options: argparse.Namespace, steps: Steps, *, with_baseline: bool
         pairs.append((read_facts(ours), read_facts(other) if other and with_baseline else None))
     ggufs = [theirs for _, theirs in pairs if theirs]
     if options.models and len(ggufs) == 1:  # .qsf files stand beside it
-        pairs = [(ours, ggufs[0]) for ours, _ in pairs]
+        is_same = [ours.n_weights == ggufs[0].n_weights for ours, _ in pairs]
+        pairs = [(o, ggufs[0] if same else t) for (o, t), same in zip(pairs, is_same, strict=True)]
     folder = options.cache or default_folder()
     for name in [] if options.models else options.shape or ["tinyllama-1.1b"]:
         shape = shapes.find_shape(name)
@@ -222,7 +223,8 @@ def measure_kls(
                     model, text, ctx_tokens=KL_TOKENS, max_tokens=KL_TOKENS, against=reference,
                     progress=lambda n, n_all: steps.update(n / n_all),
                 )  # fmt: skip
-            kls[str(given)] = kls[str(ours.path)] = figures.kl_mean or 0.0
+            if figures.kl_mean is not None:
+                kls[str(given)] = kls[str(ours.path)] = figures.kl_mean
     return kls
 
 

@@ -179,7 +179,7 @@ typedef struct qsf_plan {
     uint32_t kv_k_bits;            /* bits of a key in the KV cache; 16 and 32 are floats */
     uint32_t kv_v_bits;
     uint32_t kv_is_rotated;  /* 0 or 1 */
-    uint32_t io_depth;       /* reads in flight at the same time; 0: nothing is streamed */
+    uint32_t io_depth;       /* most reads in flight at a time; 0: nothing is streamed */
     uint32_t embedding_rows; /* rows in the embedding cache; 0: no cache */
     /* Mixtures of experts: a token's experts are read unless a slot holds them. */
     uint32_t n_experts;            /* of all layers; 0: the model has none */

@@ -9,6 +9,7 @@
 #define LEAST_ROUNDS 4              /* of `most` reads each, in a measurement */
 #define N_TURNS 4
 #define CLEARLY 1.03 /* better: noise would else move the limit */
+#define MOST_DISTURBED 16 /* measurements in a row; then the best number is better than a trial */
 #define MOST_IDLE 64 /* measurements: a worse number costs a sixtieth of its loss */
 
 void qsf_pace_init(qsf_pace *p, uint32_t most, bool is_fixed)
@@ -18,9 +19,20 @@ void qsf_pace_init(qsf_pace *p, uint32_t most, bool is_fixed)
     p->limit = p->best != 0 ? p->best : most;
 }
 
+static void end_comparison(qsf_pace *p)
+{
+    p->n_turns = 0;
+    p->speeds[0] = p->speeds[1] = 0.0;
+}
+
 void qsf_pace_disturb(qsf_pace *p)
 {
     p->n_reads = 0;
+    if (p->best == 0 || p->n_turns == 0 || ++p->n_disturbed < MOST_DISTURBED)
+        return;
+    end_comparison(p);
+    p->n_disturbed = 0;
+    p->limit = p->best;
 }
 
 static uint32_t other_than_best(qsf_pace *p)
@@ -41,8 +53,7 @@ static void decide(qsf_pace *p)
         p->n_idle = p->idle;
         p->idle = QSF_MIN(2 * p->idle, MOST_IDLE);
     }
-    p->n_turns = 0;
-    p->speeds[0] = p->speeds[1] = 0.0;
+    end_comparison(p);
 }
 
 bool qsf_pace_count(qsf_pace *p, size_t n_bytes, uint64_t now_ns)
@@ -58,7 +69,7 @@ bool qsf_pace_count(qsf_pace *p, size_t n_bytes, uint64_t now_ns)
     const uint64_t took_ns = now_ns - p->begin_ns;
     if (took_ns < LEAST_NS || p->n_reads < (1 + LEAST_ROUNDS) * p->most)
         return false;
-    p->n_reads = 0;
+    p->n_reads = p->n_disturbed = 0;
     if (p->n_idle > 0) {
         p->n_idle--;
         return false;

@@ -22,6 +22,7 @@ typedef struct qsf_pace {
     double speeds[2]; /* sums: of the best, of the other */
     /* the measurement */
     uint32_t n_reads; /* that ended; the first `most` were started under the limit before it */
+    uint32_t n_disturbed;
     uint64_t n_bytes;
     uint64_t begin_ns;
 } qsf_pace;
@@ -32,5 +33,6 @@ void qsf_pace_init(qsf_pace *p, uint32_t most, bool is_fixed);
 /* A read of n_bytes ended. Returns true if the limit has changed. */
 bool qsf_pace_count(qsf_pace *p, size_t n_bytes, uint64_t now_ns);
 
-/* Something else than the disk holds up the reads: the measurement begins again. */
+/* Something else than the disk holds up the reads: the measurement begins again. After many such
+ * the number that is tried gives way to the best one. */
 void qsf_pace_disturb(qsf_pace *p);

@@ -400,16 +400,18 @@ static void QSF_NAME(add_low_rank)(const unsigned char *b, bool is_8bit, size_t 
                                    const float *z, size_t z_stride, size_t n_tokens, float *y,
                                    size_t y_stride)
 {
-    for (size_t t = 0, n; t < n_tokens; t += n, z += n * z_stride, y += n * y_stride) {
+    for (size_t t = 0, n; t < n_tokens; t += n) {
+        const float *const from = z + t * z_stride;
+        float *const to = y + t * y_stride;
         n = n_tokens - t < QSF_LOW_TOKENS ? 1 : QSF_LOW_TOKENS;
         if (n > 1 && is_8bit)
-            add_low_rank_of(QSF_LOW_TOKENS, true, b, rank, n_rows, z, z_stride, y, y_stride);
+            add_low_rank_of(QSF_LOW_TOKENS, true, b, rank, n_rows, from, z_stride, to, y_stride);
         else if (n > 1)
-            add_low_rank_of(QSF_LOW_TOKENS, false, b, rank, n_rows, z, z_stride, y, y_stride);
+            add_low_rank_of(QSF_LOW_TOKENS, false, b, rank, n_rows, from, z_stride, to, y_stride);
         else if (is_8bit)
-            add_low_rank_of(1, true, b, rank, n_rows, z, z_stride, y, y_stride);
+            add_low_rank_of(1, true, b, rank, n_rows, from, z_stride, to, y_stride);
         else
-            add_low_rank_of(1, false, b, rank, n_rows, z, z_stride, y, y_stride);
+            add_low_rank_of(1, false, b, rank, n_rows, from, z_stride, to, y_stride);
     }
 }
 

@@ -71,11 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(request: Request) -> int:
     paths = find_models(request)
-    from qsf.text.parts import require_tokenizer
     from qsf.text.render import one_process
 
-    for path in paths.values():
-        require_tokenizer(path)
     if request.serving.ray is not None:
         from qsf.ray.cluster import connect
 
@@ -99,7 +96,10 @@ def opened_server(request: Request, paths: dict[str, Path]) -> Iterator[Server |
     """
     from qsf.model import Model
     from qsf.native.opening import does_not_fit
+    from qsf.text.parts import require_tokenizer
 
+    for path in paths.values():
+        require_tokenizer(path)
     # Made before the model is opened, so that the memory plan counts it.
     from qsf.serve.server import Server  # noqa: F401
 

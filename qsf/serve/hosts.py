@@ -175,27 +175,30 @@ class Hosts:
     async def reopen(self, change: Callable[[tuple[Adapter, ...]], tuple[Adapter, ...]]) -> None:
         """Open the only model with other adapters, after the requests that use it; later ones wait.
 
-        If it cannot be opened with them, it is as before. Raises Problem, QsfError.
+        If it cannot be opened with them, it is opened as before. Raises Problem, QsfError.
         """
         name = next(iter(self.paths))
         deadline = time.monotonic() + self.wait_seconds
         async with self._turn:
-            before, usual = self.adapters, self.usual_scales
-            adapters = change(before)
+            change(self.adapters)
             while (host := self.loaded.get(name)) is not None and host.n_users:
                 await self._wait("the change of adapters waits for requests that run", deadline)
-            if host is not None:
-                if host.leaving is not None:
-                    host.leaving.cancel()
-                await self._let_go(host)
-            kept = {} if usual is None else dict(zip(before, usual, strict=True))
-            self.adapters = adapters
-            self.usual_scales = usual and tuple(kept.get(each, 0.0) for each in adapters)
+            before, usual = self.adapters, self.usual_scales
+            self.adapters = change(before)
+            if usual is not None:
+                kept = dict(zip(before, usual, strict=True))
+                scales = (kept.get(each, 0.0) for each in self.adapters)
+                self.usual_scales = tuple(scales) or None
             try:
+                if host is not None:
+                    if host.leaving is not None:
+                        host.leaving.cancel()
+                    await self._let_go(host)
                 await self._bring(name, deadline)
-            except BaseException:
+            except BaseException as error:
                 self.adapters, self.usual_scales = before, usual
-                await self._bring(name, deadline)
+                if isinstance(error, Exception):  # else the server ends
+                    await self._bring(name, deadline)
                 raise
             finally:
                 if name in self.loaded:

@@ -217,6 +217,15 @@ static void check_pace(void)
         qsf_pace_disturb(&p);
     }
     CHECK_EQ(p.limit, 2);
+    qsf_pace_init(&p, 8, false);
+    for (uint32_t i = 0; i < 100000 && p.limit == p.best; i++)
+        pass(&p, &now_ns, 1, 4);
+    CHECK(p.limit != p.best); /* a trial, and from now on no measurement ends */
+    for (uint32_t i = 0; i < 100; i++) {
+        pass(&p, &now_ns, 30, 4);
+        qsf_pace_disturb(&p);
+    }
+    CHECK_EQ(p.limit, p.best);
 }
 
 #if defined(__linux__) && defined(SECCOMP_RET_ERRNO)

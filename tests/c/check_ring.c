@@ -346,7 +346,7 @@ int main(void)
     static const qsf_io_setup setups[] = {
         {QSF_IO_BUFFERED, 1, false}, {QSF_IO_BUFFERED, 4, false}, {QSF_IO_DIRECT, 1, false},
         {QSF_IO_DIRECT, 3, false},   {QSF_IO_URING, 1, false},    {QSF_IO_URING, 8, false},
-        {QSF_IO_MMAP, 2, false},
+        {QSF_IO_MMAP, 2, false},     {QSF_IO_DIRECT, 8, false},   {QSF_IO_BUFFERED, 8, true},
     };
     stride = check_stride();
     (void)alarm(WATCHDOG_S);

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles qsf.c as its first comment says, and compares the text of a program with that of the one
 # that has the library (build/c/example_generate): here by gcc and clang at -O0 and -O3, then for
-# each system, where qemu or wine runs it; what -O3 makes there, the tests of the library see. Usage: check_amalgamation.sh ZIG FOLDER TARGET...
+# each system at -O0, where qemu or wine runs it. Usage: check_amalgamation.sh ZIG FOLDER TARGET...
 set -euo pipefail
 
 tree=$(cd "$(dirname "$0")/../.." && pwd)
@@ -55,7 +55,8 @@ for target; do
     static=""
     case $target in *-linux-*) static=-static ;; esac
     # shellcheck disable=SC2086
-    build "apps/$target.exe" "$zig" cc -target "$target" -mcpu=baseline -O0 -s $static qsf.c
+    build "apps/$target.exe" "$zig" cc -target "$target" -mcpu=baseline -O0 -fno-sanitize=undefined \
+        -s $static qsf.c
 done
 built
 

@@ -99,7 +99,7 @@ _KNOWN = (
 )
 # A token that looks like a mark counts as one without being special
 _MARK = r"<[^<>\s]+>|\[[^\[\]\s]+\]"
-# Shorter texts, and those without a letter, stand within answers, too.
+# Shorter texts, and those of signs alone, stand within answers, too.
 _LEAST_END_CHARS = 4
 _THOUGHT, _ANSWER, _QUESTION = "qZ0Xk", "qZ1Xk", "qZ2Xk"
 
@@ -116,12 +116,13 @@ def with_turn_ends(chat: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, A
     more = [token for token in known if token in tokenizer.special_ids]
     written, text = _written_after(template, tokenizer)
     more = [token for token in dict.fromkeys([*more, *written]) if token not in ends]
-    inner = _written_within(template, tokenizer) if more else set()
+    between = _between_thoughts_and_answer(template) if more or text else ""
+    inner = _written_within(between, tokenizer)
     more = [token for token in more if token not in inner]
     generation = dict(chat["generation"])
     if more:
         generation["eos_token_id"] = ends + more
-    if text:
+    if text and text not in between:
         generation["stop_strings"] = [*dict.fromkeys([*end_texts(generation), text])]
     return {**chat, "generation": generation}
 
@@ -141,15 +142,21 @@ def _written_after(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[list[i
     # Nothing in common: an end of the whole here, the end of a turn or the next one there.
     firsts = (_marks(text, tokenizer, at_start=True)[:1] for text in (last, followed))
     tokens = list(itertools.chain(*firsts))
-    is_end = not tokens and len(text) >= _LEAST_END_CHARS and re.search(r"\w", text)
+    # Less than what is written behind the last answer is the beginning of the next turn.
+    is_end = not tokens and text == last.strip() and len(text) >= _LEAST_END_CHARS
+    is_end = is_end and re.search(r"\w", text) is not None
     return tokens, text if is_end else ""
 
 
-def _written_within(template: ChatTemplate, tokenizer: Tokenizer) -> set[int | None]:
-    """Return the tokens that the template writes between thoughts and the answer."""
+def _between_thoughts_and_answer(template: ChatTemplate) -> str:
     message = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     text = _rendered(template, [{"role": "user", "content": _QUESTION}, message])
-    tokens = set(_marks(text.partition(_THOUGHT)[2].partition(_ANSWER)[0], tokenizer))
+    return text.partition(_THOUGHT)[2].partition(_ANSWER)[0]
+
+
+def _written_within(between: str, tokenizer: Tokenizer) -> set[int | None]:
+    """Return the tokens that the template writes between thoughts and the answer."""
+    tokens = set(_marks(between, tokenizer))
     if any(tokenizer.token_id(name) is not None for name in _AFTER_MESSAGES):
         return {*tokens, tokenizer.token_id("<|end|>")}
     return {*tokens}

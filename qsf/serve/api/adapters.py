@@ -42,7 +42,8 @@ def listed(hosts: Hosts) -> list[dict[str, Any]]:
 
     With ``name`` a request chooses one.
     """
-    scales = hosts.usual_scales or [each.scale for each in hosts.adapters]
+    as_opened = [0.0 if each.name else each.scale for each in hosts.adapters]
+    scales = hosts.usual_scales or as_opened
     return [
         {"id": i, "path": Path(each.path).name, "name": each.name, "scale": scales[i]}
         for i, each in enumerate(hosts.adapters)
@@ -52,21 +53,24 @@ def listed(hosts: Hosts) -> list[dict[str, Any]]:
 async def set_scales(hosts: Hosts, fields: Scales) -> list[dict[str, Any]]:
     """Set the scales of requests that choose no adapter; of those that are not named 0."""
     _folder(hosts)
-    scales = scales_of(fields.lora, hosts.adapters)
-    hosts.usual_scales = scales
+    hosts.usual_scales = scales_of(fields.lora, hosts.adapters) or None
     return listed(hosts)
 
 
 async def load(hosts: Hosts, fields: Load) -> str:
     """Add an adapter of the folder that the owner named."""
     folder, name = _folder(hosts), fields.lora_name
-    path = (folder / fields.lora_path).resolve()
+    try:
+        path = (folder / fields.lora_path).resolve()
+        is_file = path.is_file()
+    except (OSError, ValueError, RuntimeError):  # too long, no text for a name, links in a circle
+        path, is_file = folder, False
     if not re.fullmatch(r"[\w.-]+", name):
         raise invalid("lora_name", f"lora_name must be letters, digits, . - _, not {shown(name)}")
     if not path.is_relative_to(folder):
         text = f"{shown(fields.lora_path)} is not in the folder of --lora-dir"
         raise Problem(403, "not_allowed", text, param="lora_path")
-    if not path.is_file():
+    if not is_file:
         text = f"there is no file {shown(fields.lora_path)} in the folder of --lora-dir"
         raise Problem(404, "not_found", text, param="lora_path")
 

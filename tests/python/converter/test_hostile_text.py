@@ -367,8 +367,9 @@ def test_ends_of_templates(name: str) -> None:
 
 
 def test_a_text_that_is_no_token_ends_a_turn() -> None:
-    def texts(body: str, *special: str, **generation: Any) -> Any:
-        chat = {"chat_template": loop(body), "special_tokens": {}, "generation": generation}
+    def texts(body: str, *special: str, after: str = "", **generation: Any) -> Any:
+        template = loop(body) + after
+        chat = {"chat_template": template, "special_tokens": {}, "generation": generation}
         return with_turn_ends(chat, tokenizer_with(*special))["generation"].get("stop_strings")
 
     assert texts("{{ m.role }}: {{ m.content }}\n### End\n\n") == ["### End"]
@@ -376,6 +377,10 @@ def test_a_text_that_is_no_token_ends_a_turn() -> None:
     assert texts("{{ m.content }}<|im_end|>\n", "<|im_end|>") is None, "a token does"
     assert texts("{{ m.content }}\n---\n") is None, "stands within answers"
     assert texts("User: {{ m.content }}\n") is None, "the next turn is no end"
+    header = texts("GPT4 {{ m.role }}: {{ m.content }}\n", after="GPT4 assistant:")
+    assert header is None, "half of the next header"
+    thought = "{% if m.reasoning_content %}<msg>{{ m.reasoning_content }}</msg>{% endif %}"
+    assert texts(f"{thought}<msg>{{{{ m.content }}}}</msg>\n") is None, "ends thoughts, too"
 
 
 def test_a_mark_of_the_template_need_not_be_special() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import qsf.asgi
 from make.served import Client
 from qsf.errors import QsfArgumentError, QsfError
 from qsf.serve.http.exchange import to_json
+from qsf.text import render
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": True}
@@ -120,6 +123,70 @@ def test_a_client_that_leaves_ends_its_answer(tiny_llama_8bit: Path) -> None:
     asyncio.run(live())
 
 
+async def answer_of(
+    made: qsf.asgi.Application, *parts: bytes, seconds: float = 0.0, **more: Any
+) -> Any:
+    """The status and the body, for a body that comes in parts."""
+    waiting, sent = list(parts), list[Any]()
+
+    async def receive() -> Any:
+        await asyncio.sleep(seconds)
+        part = waiting.pop(0)
+        return {"type": "http.request", "body": part, "more_body": bool(waiting)}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    fields = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+    scope = {"type": "http", "method": "POST", "path": "/tokenize", "headers": fields, **more}
+    await made(scope, receive, send)
+    return sent[0]["status"], b"".join(message.get("body", b"") for message in sent)
+
+
+def test_bodies_have_a_time_and_addresses_need_keys(tiny_llama_8bit: Path) -> None:
+    async def live() -> None:
+        made, parts = app(tiny_llama_8bit), (b'{"content":', b'"a"', b"}")
+        assert (await answer_of(made, *parts))[0] == 200
+        made._limits = replace(made._limits, body=0.2)
+        assert (await answer_of(made, *parts, seconds=0.1))[0] == 408
+        status, body = await answer_of(made, *parts, server=("10.0.0.1", 80))
+        assert status == 403
+        assert b"--api-key-file" in body
+        await made.stop()
+
+    asyncio.run(live())
+
+
+def test_a_start_that_fails_or_is_cancelled_leaves_nothing(
+    tiny_llama_8bit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def live() -> None:
+        before = render._kept.n_users
+        lacking = app(Path("absent.qsf"))
+        for _ in range(2):
+            with pytest.raises(QsfError, match="there is no such file"):
+                await lacking.start()
+        made = app(tiny_llama_8bit)
+        n_opened = [0]
+        real = made._open
+
+        def open_slowly() -> Any:
+            n_opened[0] += 1
+            time.sleep(0.2)
+            return real()
+
+        monkeypatch.setattr(made, "_open", open_slowly)
+        first = asyncio.create_task(made.start())
+        await asyncio.sleep(0.05)
+        first.cancel()
+        assert await made.start() is await made.start()
+        assert n_opened == [1]
+        await made.stop()
+        assert render._kept.n_users == before
+
+    asyncio.run(live())
+
+
 def test_what_is_of_the_listener_is_refused(tiny_llama_8bit: Path) -> None:
     for words in (["--port", "9000"], ["--host=0.0.0.0"], ["--plan"]):
         with pytest.raises(QsfArgumentError, match="here another server listens"):
@@ -127,23 +194,19 @@ def test_what_is_of_the_listener_is_refused(tiny_llama_8bit: Path) -> None:
     with pytest.raises(QsfArgumentError, match="--no-such"):
         app(tiny_llama_8bit, "--no-such")
 
-    async def fail() -> None:
-        with pytest.raises(QsfError, match="there is no such file"):
-            await app(Path("absent.qsf")).start()
-
-    asyncio.run(fail())
-
 
 @contextmanager
 def uvicorn_with(made: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(made, port=0, log_level="critical"))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
         thread.join(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(30)
 
 
 def test_uvicorn_carries_it(tiny_llama_8bit: Path) -> None:

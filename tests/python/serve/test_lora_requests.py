@@ -83,9 +83,9 @@ def test_requests_at_the_same_time_are_answered_as_if_alone(
 def test_a_request_sets_scales_as_of_llama_server(client: Client, alone: dict[str, str]) -> None:
     listed = client.get("/lora-adapters").json
     assert listed == [
-        {"id": 0, "path": "poet.qsf", "name": "poet", "scale": 0.2},
-        {"id": 1, "path": "pirate.qsf", "name": "pirate", "scale": 0.2},
-    ]
+        {"id": 0, "path": "poet.qsf", "name": "poet", "scale": 0.0},
+        {"id": 1, "path": "pirate.qsf", "name": "pirate", "scale": 0.0},
+    ], "of requests that choose none"
     assert text_of(client, lora=[{"id": 1, "scale": 0.2}]) == alone["pirate"]
     assert text_of(client, model="poet", lora=[]) == alone["usual"]
     both = text_of(client, lora=[{"id": 0, "scale": 0.2}, {"id": 1, "scale": 0.2}])
@@ -200,6 +200,10 @@ def test_a_request_keeps_its_adapter_until_it_ends(
         thread.join(60)
     assert said == {"text": alone["poet"], "status": 200}
     assert text_of(changing) == alone["usual"]
+    monkeypatch.undo()
+    assert changing.post("/lora-adapters", b"[]").json == []
+    assert change(changing, "load", name="pirate", path="pirate.qsf") == 200
+    assert text_of(changing) == alone["usual"], "after a set that was empty"
 
 
 def test_what_may_not_be_loaded_is_refused_and_nothing_changes(
@@ -208,10 +212,12 @@ def test_what_may_not_be_loaded_is_refused_and_nothing_changes(
     folder = changing.server.hosts.adapter_folder
     assert folder is not None
     (folder / "out.qsf").symlink_to(tiny_llama_8bit)
+    (folder / "circle").symlink_to(folder / "circle")
     (folder / "none.qsf").write_bytes(b"none")
     (folder / "damaged.qsf").write_bytes((folder / "poet.qsf").read_bytes()[:-1] + b"?")
     for path, status in (
         ("../x", 403), ("/etc/passwd", 403), ("out.qsf", 403), ("x.qsf", 404), (".", 404),
+        ("a\0b", 404), ("x" * 4000, 404), ("circle", 404),
         ("none.qsf", 400), ("damaged.qsf", 400),
     ):  # fmt: skip
         answer = changing.post("/v1/load_lora_adapter", lora_name="it", lora_path=path)
