@@ -8,9 +8,9 @@
 #define LEAST_NS UINT64_C(50000000) /* of a measurement */
 #define LEAST_ROUNDS 4              /* of `most` reads each, in a measurement */
 #define N_TURNS 4
-#define CLEARLY 1.03 /* better: noise would else move the limit */
+#define CLEARLY 1.03      /* better: noise would else move the limit */
 #define MOST_DISTURBED 16 /* measurements in a row; then the best number is better than a trial */
-#define MOST_IDLE 64 /* measurements: a worse number costs a sixtieth of its loss */
+#define MOST_IDLE 64      /* measurements: a worse number costs a sixtieth of its loss */
 
 void qsf_pace_init(qsf_pace *p, uint32_t most, bool is_fixed)
 {

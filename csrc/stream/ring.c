@@ -223,9 +223,9 @@ static void check_piece(qsf_ring *ring, piece *p)
     end_piece(ring, p, QSF_OK);
 }
 
-/* Reads until the ring stops. The disk does not wait for checksums: a queue that the system works on
- * is filled before them, else another reader, if there is one, begins the next read. Caller holds
- * the lock. */
+/* Reads until the ring stops. The disk does not wait for checksums: a queue that the system works
+ * on is filled before them, else another reader, if there is one, begins the next read. Caller
+ * holds the lock. */
 static void read_pieces(qsf_ring *ring, qsf_io_queue *queue)
 {
     piece *taken[QSF_IO_MAX_DEPTH];
