@@ -155,8 +155,8 @@ def find_files(options: argparse.Namespace, steps: Steps, *, with_baseline: bool
         pairs.append((read_facts(ours), read_facts(other) if other and with_baseline else None))
     ggufs = [theirs for _, theirs in pairs if theirs]
     if options.models and len(ggufs) == 1:  # .qsf files stand beside it
-        is_same = [ours.n_weights == ggufs[0].n_weights for ours, _ in pairs]
-        pairs = [(o, ggufs[0] if same else t) for (o, t), same in zip(pairs, is_same, strict=True)]
+        n_weights = ggufs[0].n_weights
+        pairs = [(a, ggufs[0] if a.n_weights == n_weights else b) for a, b in pairs]
     folder = options.cache or default_folder()
     for name in [] if options.models else options.shape or ["tinyllama-1.1b"]:
         shape = shapes.find_shape(name)
