@@ -43,7 +43,7 @@ CAPS: dict[str, int] = {
     "qsf/native": 1500,
     "qsf/ray": 728,
     "qsf/report": 746,
-    "qsf/serve": 9083,
+    "qsf/serve": 9087,
     "qsf/shell": 1587,
     "qsf/system": 635,
     "qsf/text": 3181,
@@ -72,7 +72,7 @@ CAPS: dict[str, int] = {
     "tests/python/make": 5429,
     "tests/python/oracle": 615,
     "tests/python/real": 435,
-    "tests/python/serve": 5754,
+    "tests/python/serve": 5757,
     "tests/python/text": 1930,
 }
 MAX_FILES = 900

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 from msgspec import Meta
 
 from qsf.errors import QsfError, shown
+from qsf.model import Model
 from qsf.native.opening import Adapter
 from qsf.serve.api.openai import Adapter as Scale
 from qsf.serve.api.openai import scales_of
@@ -77,7 +78,10 @@ async def load(hosts: Hosts, fields: Load) -> str:
     def add(adapters: tuple[Adapter, ...]) -> tuple[Adapter, ...]:
         if hosts.knows(name):
             raise invalid("lora_name", f"a model or an adapter is called {name} already")
-        return (*adapters, Adapter(str(path), 1.0, name))
+        added = (*adapters, Adapter(str(path), 1.0, name))
+        for model in hosts.paths.values():  # refuses a file that does not fit while all goes on
+            Model.plan(model, lora=[each.text for each in added], ram_budget=None)
+        return added
 
     try:
         await hosts.reopen(add)
