@@ -197,7 +197,7 @@ def test_what_is_of_the_listener_is_refused(tiny_llama_8bit: Path) -> None:
 
 @contextmanager
 def uvicorn_with(made: Any) -> Iterator[str]:
-    server = uvicorn.Server(uvicorn.Config(made, port=0, log_level="critical"))
+    server = uvicorn.Server(uvicorn.Config(made, port=0, log_level="critical", ws="none"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started and thread.is_alive():
