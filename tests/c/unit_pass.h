@@ -104,7 +104,7 @@ static inline qsf_status pass_open(pass_stream *p, qsf_reader *r, qsf_ledger *le
         .is_resident = is_resident,
         .ring_bytes = sizes.ring_bytes + extra_bytes / QSF_IO_ALIGN * QSF_IO_ALIGN,
         .io = &p->io,
-        .setup = {QSF_IO_BUFFERED, 2},
+        .setup = {QSF_IO_BUFFERED, 2, false},
     };
     const qsf_status status = qsf_stream_init(&p->stream, r, ledger, &options);
     if (status != QSF_OK)
