@@ -54,7 +54,7 @@ static void read_stops(json generation, chat_form *form)
         return;
     if (json_is(texts, "null"))
         return;
-    const bool is_list = json_element(texts, 0, &text);
+    const bool is_list = *texts.p == '['; /* perhaps empty */
     for (size_t i = 0; is_list ? json_element(texts, i, &text) : i == 0; i++) {
         buffer *const stop = &form->stops[form->n_stops];
         if (i == MAX_STOPS || !json_text(is_list ? text : texts, stop) || stop->n == 0 ||

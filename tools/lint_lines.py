@@ -58,7 +58,7 @@ CAPS: dict[str, int] = {
     "program": 1759,
     "tests/c": 12508,
     "tests/fuzz": 1018,
-    "tests/install": 529,
+    "tests/install": 530,
     "tests/clients": 102,
     "tests/python": 609,
     "tests/python/api": 5190,

@@ -26,8 +26,9 @@ config["chat_template"] = (
 json.dump(config, open(path, "w"))
 PY
 "$python/python" "$work/chat/template.py" "$work/chat"
+sed -i 's/{/{"stop_strings": [],/' "$work/chat/generation_config.json"
 "$python/qsf" convert -q "$work/chat" "$work/chat.qsf" 2>/dev/null
-sed -i 's/{/{"stop_strings": [" girl", " friend"],/' "$work/chat/generation_config.json"
+sed -i 's/\[\]/[" girl", " friend"]/' "$work/chat/generation_config.json"
 "$python/qsf" convert -q "$work/chat" "$work/ends.qsf" 2>/dev/null
 [ -e "$tree/build/tiny-llama.qsf" ] || "$python/qsf" convert -q "$tree/examples/tiny-llama" "$tree/build/tiny-llama.qsf"
 tiny=$tree/build/tiny-llama.qsf
